@@ -6,8 +6,6 @@ const make = (tag, facts, ...children) => {
 };
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const cells = (tag, ...texts) => texts.map((text) => make(tag, {}, text ?? "–"));
-const select = (name, label, values) => make("label", {}, label,
-  make("select", { name }, ...values.map((value) => new Option(value.toLocaleString("en") || "any", value))));
 const plain = (text) => text.replace("−", "-").replace(/^[≥≤=<~±+]\s*|,(?=\d{3})/g, "");
 const number = (text) => /^-?[\d.]/.test(plain(text)) ? parseFloat(plain(text)) : Infinity;
 const order = (a, b) => number(a) - number(b) || a.localeCompare(b);  // words after numbers
@@ -31,7 +29,9 @@ for (const table of all("main table:has(thead)")) {
   const text = (row, head) => row.cells[head.cellIndex].textContent.trim();
   const kinds = (head) => [...new Set(rows.map((row) => text(row, head)))].sort(order);
   const chosen = heads.filter((head) => facts.runs && kinds(head).length > 1 && kinds(head).length <= 20);
-  const fields = new Map(chosen.map((head) => [head, select("", head.textContent, ["", ...kinds(head)])]));
+  const options = (head) => ["", ...kinds(head)].map((kind) => new Option(kind || "any", kind));
+  const fields = new Map(chosen.map((head) =>
+    [head, make("label", {}, head.textContent, make("select", {}, ...options(head)))]));
   const search = make("input", { type: "search", placeholder: "Filter the rows", ariaLabel: "Filter the rows" });
   const oninput = () => {
     const words = search.value.toLowerCase().split(/\s+/);
@@ -53,10 +53,13 @@ for (const table of all("main table:has(thead)")) {
     head.append(make("button", facts, ...words));
   }
 }
-for (const part of all("main pre, main p:has(> math), main figure > *"))  // what scrolls can be reached by keys
-  if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
-all(".sidebar-item-toggle").forEach((toggle) => toggle.setAttribute("role", "button"));  // Quarto's landmarks have no names
-for (const [place, ariaLabel] of [["#quarto-sidebar", "Contents"], [".quarto-secondary-nav", "Place in the book"]])
+addEventListener("load", () => {  // what scrolls can be reached by keys
+  for (const part of all("main pre, main p:has(> math), main figure > *"))
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+});
+all(".sidebar-item-toggle, a[role=navigation]").forEach((toggle) => toggle.role = "button");  // Quarto's landmarks have no names
+for (const [place, ariaLabel] of [["#quarto-sidebar", "Contents"], [".quarto-secondary-nav", "Place in the book"],
+  ["#TOC:not([aria-label])", "On this page"]])
   all(place).forEach((nav) => Object.assign(nav, { ariaLabel }));
 for (const link of all(".pagination-link")) link.ariaLabel = null;  // Quarto's leaves out the number that is seen
 
@@ -74,21 +77,16 @@ const livens = (figure) => {
     const part = mark.closest(".part")?.getBoundingClientRect(), { left, right, top } = mark.getBoundingClientRect();
     return !part || (right > part.left && left < part.right && top > part.top - 1 && top < part.bottom);
   });
-  for (const mark of all(".tip", figure)) {  // a slider has nothing in it that takes the focus
-    mark.dataset.page = mark.getAttribute("href") ?? "";
-    mark.removeAttribute("href");
-    mark.removeAttribute("tabindex");
-  }
+  for (const mark of all(".tip", figure)) mark.inert = true;  // nothing in a slider takes the focus
   let shown;
-  const open = (mark) => mark?.dataset.page && location.assign(mark.dataset.page);
+  const open = (mark) => mark?.href && location.assign(mark.href);
   const show = (mark) => {
     shown = mark;
     for (const each of marks) each.classList.toggle("shown", each === mark);
     told.hidden = !mark;
     if (!mark) return;
     told.textContent = mark.dataset.tip;
-    figure.setAttribute("aria-valuenow", marks.indexOf(mark) + 1);
-    figure.setAttribute("aria-valuetext", mark.dataset.tip);
+    Object.assign(figure, { ariaValueNow: marks.indexOf(mark) + 1, ariaValueText: mark.dataset.tip });
     place(mark);
   };
   const nearest = ({ clientX: x, clientY: y }) => {  // the smallest bar under the pointer, or a point near it
@@ -100,9 +98,8 @@ const livens = (figure) => {
     const least = Math.min(...far);
     return least < 48 ? marks[far.indexOf(least)] : undefined;
   };
-  const limits = { role: "slider", tabindex: 0, "aria-label": "Values in the figure: arrow keys, Enter opens a run",
-    "aria-valuemin": 1, "aria-valuemax": marks.length, "aria-valuenow": 1 };
-  for (const [name, value] of Object.entries(limits)) figure.setAttribute(name, value);
+  Object.assign(figure, { role: "slider", tabIndex: 0, ariaValueMin: 1, ariaValueMax: marks.length, ariaValueNow: 1,
+    ariaLabel: "Values in the figure: arrow keys, Enter opens a run" });
   figure.onpointermove = (event) => event.pointerType === "mouse" && show(nearest(event));
   figure.onpointerleave = ({ pointerType }) => pointerType === "mouse" && show();
   figure.addEventListener("focusout", ({ relatedTarget }) => figure.contains(relatedTarget) || show());
@@ -122,32 +119,24 @@ const livens = (figure) => {
 };
 // On a phone panels that stand beside each other come one below the other: parts of the same picture.
 const stack = (figure) => {
-  const picture = figure.querySelector("img"), { width, height } = picture.getBoundingClientRect();
-  const panels = figure.dataset.panels.split(";").map((panel) => {
-    const crops = panel.split("|").map((crop) => crop.split(",").map((edge) => edge / 100));
-    const whole = crops.reduce((sum, [left, , right]) => sum + right - left, 0);
-    const style = `width: min(100%, ${whole * picture.naturalWidth}px)`;  // not enlarged
-    return make("span", { className: "panel", style }, ...crops.map(([left, top, right, bottom]) => {
-      const inner = make("span", {}, ...[...figure.childNodes].map((child) => child.cloneNode(true)));
-      const part = make("span", { className: "part" }, inner);
-      Object.assign(part.style, { flexBasis: `${(right - left) / whole * 100}%`,
-        aspectRatio: (right - left) * width / ((bottom - top) * height) });
-      Object.assign(inner.style, { width: `${100 / (right - left)}%`, left: `${-100 * left / (right - left)}%`,
-        top: `${-100 * top / (bottom - top)}%` });
-      return part;
-    }));
-  });
+  const { naturalWidth, naturalHeight } = figure.querySelector("img");
+  const part = (crop) => {
+    const [left, top, right, bottom] = crop.split(",").map((edge) => edge / 100);
+    const style = `--left: ${left}; --top: ${top}; --wide: ${right - left}; --high: ${bottom - top}`;
+    const copies = [...figure.childNodes].map((child) => child.cloneNode(true));
+    return make("span", { className: "part", style }, make("span", {}, ...copies));
+  };
+  const panels = figure.dataset.panels.split(";").map((panel) =>
+    make("span", { className: "panel" }, ...panel.split("|").map(part)));
+  figure.style = `--width: ${naturalWidth}px; --shape: ${naturalWidth / naturalHeight}`;
   figure.classList.add("stacked");
   figure.replaceChildren(...panels);
 };
-const ready = (figure) => {
-  if (figure.dataset.panels && innerWidth <= 640) stack(figure);
-  if (figure.querySelector(".tip")) livens(figure);
-};
 for (const figure of all(".marked")) {
-  const picture = figure.querySelector("img");
-  if (picture.complete && picture.naturalWidth) ready(figure);
-  else picture.onload = () => ready(figure);
+  figure.querySelector("img").decode().then(() => {
+    if (figure.dataset.panels && innerWidth <= 640) stack(figure);
+    if (figure.querySelector(".tip")) livens(figure);
+  });
 }
 
 // All runs: of the two that are ticked what differs, and by how much.

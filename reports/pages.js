@@ -1,34 +1,31 @@
-// Pages without Quarto: search through all chapters, from search.js; the section in sight is marked in the contents.
+// Pages without Quarto, with the helpers of book.js: search through all chapters, from search.js as soon as somebody
+// searches; the section in sight is marked in the contents.
 const contents = document.getElementById("TOC"), lists = contents.querySelector("details");
 lists.open = matchMedia("(min-width: 68rem)").matches;
-const field = Object.assign(document.createElement("input"),
-  { type: "search", placeholder: "Search the book", ariaLabel: "Search the book" });
-const found = Object.assign(document.createElement("div"), { role: "status" });
+const field = make("input", { type: "search", placeholder: "Search the book", ariaLabel: "Search the book" });
+const found = make("div", { role: "status" });
 contents.prepend(field);
 lists.before(found);
-field.addEventListener("input", () => {
+const search = () => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   const hits = !words.length ? [] : (window.searchIndex ?? []).filter(({ title, text }) =>
     words.every((word) => `${title} ${text}`.toLowerCase().includes(word))).slice(0, 20);
-  const list = document.createElement("ul");
-  list.append(...hits.map(({ href, title, text }) => {
-    const link = Object.assign(document.createElement("a"), { href, textContent: title });
+  found.replaceChildren(make("ul", {}, ...hits.map(({ href, title, text }) => {
     const at = Math.max(0, text.toLowerCase().indexOf(words[0]) - 40);
-    link.append(Object.assign(document.createElement("small"), { textContent: `… ${text.slice(at, at + 110)} …` }));
-    const item = document.createElement("li");
-    item.append(link);
-    return item;
-  }));
-  found.replaceChildren(list);
-  if (words.length && !hits.length) found.textContent = "Nothing found.";
+    const near = make("small", {}, `… ${text.slice(at, at + 110)} …`);
+    return make("li", {}, make("a", { href }, title, near));
+  })));
+  if (words.length && !hits.length) found.textContent = window.searchIndex ? "Nothing found." : "Reading the book ...";
   lists.hidden = words.length > 0;
-});
+};
+field.addEventListener("input", search);
+const fetched = () => document.head.append(make("script", { src: "search.js", onload: search }));
+field.addEventListener("focus", fetched, { once: true });
 const here = new Map([...lists.querySelectorAll("ul ul a")].map((link) => [link.hash.slice(1), link]));
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (!isIntersecting || !here.has(target.id)) continue;
-    for (const link of here.values()) link.removeAttribute("aria-current");
-    here.get(target.id).setAttribute("aria-current", "true");
+    for (const [id, link] of here) link.ariaCurrent = id === target.id ? "true" : null;
   }
 }, { rootMargin: "0px 0px -70% 0px" });
-for (const section of document.querySelectorAll("main section[id]")) watcher.observe(section);
+all("main section[id]").forEach((section) => watcher.observe(section));

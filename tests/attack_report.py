@@ -297,7 +297,8 @@ class Book:
     def made(self, field: str, text: str, formats: tuple[str, ...] = ("html",)) -> dict[str, str]:
         """The files of the report with `text` in the foreign record's `field`, by their path."""
         from lsai_lab.report import load
-        from lsai_lab.report.render import HTML, PDF, render
+        from lsai_lab.report.engines import HTML, PDF
+        from lsai_lab.report.render import render
         from lsai_lab.report.runpages import write_run_pages
         from lsai_lab.report.to_markdown import to_markdown
         from lsai_lab.runs.records import recorded_runs

@@ -42,7 +42,7 @@ BETWEEN = (
 CHECKED = (
     "nothing fused",
     "fused, 8-bit AdamW",
-    "fused, fp8 products",
+    "fused, fp8 matmuls",
     "fused, alternating checkpointing",
     "fused, full checkpointing",
     "fused, full checkpointing, CPU offload",

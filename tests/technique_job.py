@@ -89,7 +89,8 @@ def measured(config: TrainConfig, folder: Path) -> dict[str, Any]:
 
 def searched(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     from lsai_lab.runs.kinds import Context
-    from lsai_lab.searches.batch_search import BatchSearchConfig, run
+    from lsai_lab.searches.batch_search import run
+    from lsai_lab.searches.config import BatchSearchConfig
 
     asked = BatchSearchConfig.from_study(row, {"cpu_limit_gib": 1.0, "max_size": 2, "steps": 1})
     config = validated(BatchSearchConfig, asked, "search")

@@ -26,8 +26,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lsai_core.base.errors import UserError
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.predictions.techniques import TECHNIQUES
+from lsai_lab.report.engines import HTML, PDF, Engine
 from lsai_lab.report.judged import judged
-from lsai_lab.report.render import EXECUTED, HTML, PDF, Engine, render
+from lsai_lab.report.render import EXECUTED, render
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.show import figure, table
 from lsai_lab.report.to_markdown import to_markdown
@@ -680,6 +681,7 @@ def test_without_scripts_what_fits_is_a_table(tmp_path: Path, browser: Any) -> N
     table = pd.read_csv(table_path(CHECKOUT))
     assert page.locator("tbody tr").count() == len(table)
     needs = table["needs"].iloc[0]
+    page.locator("summary").click()
     assert page.locator("tbody tr").first.inner_text().split("\t")[5] == f"{needs:.4g}"
     page.close()
 
@@ -764,6 +766,43 @@ def test_a_cell_shows_what_its_options_say(
     assert to_markdown(tmp_path / "one.ipynb", tmp_path / "bound.ipynb") is None
     text = (tmp_path / "bound.ipynb").read_text()
     assert (text.count("what_is_run()"), text.count("what it printed")) == (code, output)
+
+
+@pytest.mark.parametrize("engine", ["pandoc", "quarto"])
+def test_a_frame_as_the_value_of_a_cell_is_a_table_in_html_and_pdf(
+    tmp_path: Path, visit: Callable[..., Any], engine: Engine
+) -> None:
+    if engine == "quarto" and not quarto():
+        pytest.skip("quarto is not on PATH")
+    pypdf = pytest.importorskip("pypdf")
+    folder = reports(tmp_path)
+    columns = pd.MultiIndex.from_product([["H100", "H200"], ["GiB", "a | b"]])
+    index = pd.MultiIndex.from_tuples([("eager", 1), ("eager", 2), ("fp8", 1)], names=["way", "n"])
+    frame = pd.DataFrame([[1.5, "<b>*x*</b>", 2, "-y"]] * 3, index=index, columns=columns)
+    outputs = [
+        new_output("execute_result", {"text/html": html, "text/plain": "as text"})
+        for html in (frame._repr_html_(), "<p>no table</p>", "<td>x</td></table><table><tr><td>")
+    ]
+    cells = [
+        new_markdown_cell("# One"),
+        new_code_cell('#| label: tbl-frame\n#| tbl-cap: "A frame."\nframe', outputs=outputs[:1]),
+        new_code_cell("something", outputs=outputs[1:2]),
+        new_code_cell("broken", outputs=outputs[2:]),
+    ]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "frame.ipynb")
+    assert to_markdown(tmp_path / "frame.ipynb", folder / "one.ipynb") is None
+    render(folder, tmp_path / "out", ["html", "pdf"], engine)
+    page = visit(tmp_path / "out" / "one.html")
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("main tr").all()]
+    rows = [[cell.removesuffix(" ↕").strip() for cell in row] for row in rows]
+    assert rows[0] == ["way", "n", "H100 GiB", "H100 a | b", "H200 GiB", "H200 a | b"]
+    assert rows[1:3] == [
+        ["eager" * (n == 1), str(n), "1.5", "<b>*x*</b>", "2", "-y"] for n in (1, 2)
+    ]
+    assert page.locator("main table").count() == 1 and "A frame." in page.inner_text("main")
+    assert page.inner_text("main").count("as text") == 2
+    text = "".join(each.extract_text() for each in pypdf.PdfReader(tmp_path / "out" / PDF).pages)
+    assert "<b>*x*</b>" in text and "A frame." in text and text.count("as text") == 2
 
 
 def test_a_cell_option_that_a_chapter_has_no_use_for_is_named(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_2_a_small_gpu_and_the_host(page: Any) -> None:
 
 def test_3_how_many_for_70_b(page: Any) -> None:
     said = put(page, model="llama3-70b", products="fp8", gpus=64)
-    assert said == "This model was not predicted with fp8 products: choose bf16."
+    assert said == "This model was not predicted with fp8 matmuls: choose bf16."
     put(page, products="bf16")
     said = put(page, model="llama3-70b", gpu="H100", gpus=64, order="fewest")
     found = re.match(r"The fewest H100s that fit are (\d+): full checkpointing, FSDP", said)

@@ -100,7 +100,7 @@ def test_a_model_is_predicted_without_a_checkout(tmp_path: Path) -> None:
         "--model",
         "lab-tiny",
         "--gpu",
-        "24GB",
+        "24GiB",
         "--json",
         "--set",
         "compile=false",

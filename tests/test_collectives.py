@@ -9,7 +9,8 @@ import pytest
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl
 from lsai_core.training.combinations import checked
-from lsai_lab.benches.collectives import OPERATIONS, CollectivesConfig, bus_share
+from lsai_lab.benches.collectives import bus_share
+from lsai_lab.benches.config import OPERATIONS, CollectivesConfig
 from lsai_lab.launch.launch import launch
 from lsai_lab.runs.execute import write_plan
 from lsai_lab.runs.records import RunId

@@ -139,7 +139,8 @@ def test_memory_follows_length_batch_and_gpus_between_predictions(
     )
     found = predict(config_of("llama3.2-1b", checkpoint="full", gpus=8, tokens=3 * 4096))
     assert "between predictions" in said and "A100-40" in said
-    assert numbers(said.split("peak is")[1])[0] == pytest.approx(found.peak, rel=0.05)
+    said_gib = numbers(said.split("peak is")[1])[0]  # with one digit behind the point
+    assert said_gib == pytest.approx(found.peak, abs=0.05 * found.peak + 0.05)
     assert "too large" in put(page, model="llama3-8b", gpus=1, tokens=15, checkpoint="none")
     put(page, tokens=16, batch=16)
     assert page.locator("[name=batch]").input_value() == "2"
@@ -199,17 +200,6 @@ def test_the_messages_of_a_plan_are_those_that_were_sent() -> None:
         assert row["sent_forward_mib"] == pytest.approx(most, rel=0.001), row["method"]
 
 
-def test_ring_attention_plays_by_itself_and_stops(play: Callable[..., Any]) -> None:
-    page = play("ring")
-    page.get_by_role("button", name="Play").click()
-    deadline = time.monotonic() + 20
-    while page.locator("[name=step]").input_value() == "1" and time.monotonic() < deadline:
-        page.wait_for_timeout(100)
-    assert page.locator("[name=step]").input_value() != "1"
-    page.get_by_role("button", name="Stop").click()
-    assert page.get_by_role("button", name="Play").count() == 1
-
-
 # The roofline
 
 
@@ -219,7 +209,7 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
     shape = ModelConfig(preset="course")
     d, f = shape.d_model, shape.d_ff
     for tokens, way, width in ((8192, "bf16", 2), (128, "fp8", 1)):
-        put(page, operation="gate and up product", gpu="H200", format=way, tokens=math.log2(tokens))
+        put(page, operation="gate and up matmul", gpu="H200", format=way, tokens=math.log2(tokens))
         flop, moved = 4 * tokens * d * f, width * (2 * d * f + tokens * d) + 4 * tokens * f
         least = max(flop / rates[way] / 1e6, moved / rates["copy"] / 1e3)
         rows = dict(listed(page))
@@ -230,10 +220,10 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
     said = put(page, operation="residual sum", tokens=13, fused=True)
     assert "memory decides. Apart, 336 MB would move: fusing saves 67.1." in said
     assert page.locator("[name=format]").is_disabled()
-    assert noted(page, "format") == "bf16: fp8 is for products"
+    assert noted(page, "format") == "bf16: fp8 is for matmuls"
     put(page, fused=False)
-    assert " 1 FLOP per byte" in put(page, operation="RMSNorm")
-    put(page, operation="gate and up product", gpu="A100-80, data sheet")
+    assert " 1 FLOP/byte" in put(page, operation="RMSNorm")
+    put(page, operation="gate and up matmul", gpu="A100-80, data sheet")
     assert noted(page, "format") == "bf16: no fp8 there"
     said = put(page, operation="eager attention", fused=True)
     assert "arithmetic decides" in said and "fused" not in said.split(":")[0]
@@ -263,8 +253,8 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
     runs = load("speed")
     runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
     middle = runs.groupby("variant").median(numeric_only=True)
-    hidden = put(page, **{"fp8 products": True})
-    assert "How many tokens/s" in hidden and page.locator("text=fp8 products: ?").count() == 1
+    hidden = put(page, **{"fp8 matmuls": True})
+    assert "How many tokens/s" in hidden and page.locator("text=fp8 matmuls: ?").count() == 1
     assert page.locator("[name='fused loss']").is_checked(), "each change keeps those before it"
     before = middle.loc["fused_optimizer", "tokens_per_s"] / middle.loc["eager", "tokens_per_s"]
     assert float(page.locator("[name=guess]").input_value()) == pytest.approx(before, abs=0.006)
@@ -279,7 +269,7 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
     for variant, name in (
         ("eager", "eager"),
         ("fused_optimizer", "fused optimizer"),
-        ("fp8", "fp8 products"),
+        ("fp8", "fp8 matmuls"),
     ):
         step, speed, clock, watts, energy, peak = map(float, shown[name][:6])
         row = middle.loc[variant]
@@ -441,7 +431,8 @@ def test_the_javascript_of_the_page_stays_small() -> None:
     files = [*FOLDER.glob("*.js"), reports / "pages.js", reports / "book.js"]
     text = "\n".join(path.read_text() for path in files)
     lines = [line for line in text.splitlines() if re.match(r"\s*(?!//)\S", line)]
-    assert len(lines) <= 960, len(lines)
+    assert len(lines) <= 900, len(lines)
+    assert max(map(len, lines)) <= 130, max(lines, key=len)
     shipped = sum(len(page_script(name, None)) for name in NAMES) + len(files[-1].read_bytes())
     assert shipped <= 150_000, shipped
 

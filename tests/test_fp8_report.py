@@ -15,7 +15,8 @@ from lsai_core.base.files import read_jsonl
 from lsai_core.config.strict import validated
 from lsai_lab.analysis.summary import block_times
 from lsai_lab.benches import gemm as gemm_bench
-from lsai_lab.benches.gemm import GemmConfig, Point
+from lsai_lab.benches.config import GemmConfig
+from lsai_lab.benches.gemm import Point
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve

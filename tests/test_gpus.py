@@ -68,7 +68,14 @@ def test_no_name_leads_to_two_rows_and_every_peak_has_its_sheet() -> None:
 
 @pytest.mark.parametrize(
     ("name", "gib"),
-    [("24", 24.0), ("24GB", 24.0), ("24 GB", 24.0), ("23.5gib", 23.5), ("24576MiB", 24.0)],
+    [
+        ("24", 24.0),
+        ("24GiB", 24.0),
+        ("23.5gib", 23.5),
+        ("24576MiB", 24.0),
+        ("24 GB", 24e9 / 2**30),
+        ("24000mb", 24e9 / 2**30),
+    ],
 )
 def test_a_size_is_any_gpu_of_that_size(name: str, gib: float) -> None:
     found = find_gpu(name)
@@ -115,7 +122,7 @@ def test_a_slice_has_its_share_of_memory_and_of_the_peaks(name: str, gib: float)
         ("H100 3g.80gb.x", "unknown"),
         ("H100 9g.80gb", "1 to 7"),
         ("T4 1g.90gb", "no slice of T4"),
-        ("24GB 1g.5gb", "no slice"),
+        ("24GiB 1g.5gb", "no slice"),
         ("[(*", "unknown"),
         ("h100\n\nb200", "unknown"),
         ("RTX 4090 D", "unknown"),

@@ -37,7 +37,8 @@ from lsai_core.model.transformer import build_model
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import WholeCheckpoints
 from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
-from lsai_lab.report.render import HTML, PDF, render
+from lsai_lab.report.engines import HTML, PDF
+from lsai_lab.report.render import render
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.records import find_runs

@@ -14,6 +14,7 @@ import yaml
 from conftest import CHECKOUT, Project, write_run
 
 from lsai_core.base.files import write_json
+from lsai_lab.cli.tables import table
 from lsai_lab.cluster.jobs import JobRecord
 from lsai_lab.cluster.slurm import JobState
 from lsai_lab.data import Dataset
@@ -130,11 +131,26 @@ def test_a_claim_is_one_line_and_full_has_its_sentence_and_runs(lab: Project) ->
 
 def test_full_shows_what_a_list_leaves_out(lab: Project) -> None:
     short, full = (lab.lsai("runs", "list", *more)[1] for more in ((), ("--full",)))
+    full = " ".join(" ".join(lines_at_100(full)).split())
     for words in ("n" * 80, LONG.strip(), " ".join(["t" * 30] * 4)):
         assert words not in short and words in full
     assert re.search(r" memory\.odd +failed", short), short
+    compared = lab.lsai("compare", "memory", "--all", "--full")[1]
+    assert LONG.strip() in " ".join(" ".join(lines_at_100(compared)).split())
     plan = lab.lsai("study", "memory", "--dry-run", "--full")[1]
-    assert re.search(rf"^to run +memory\.bf16 +{re.escape(str(lab.runs))}/memory/bf16-", plan, re.M)
+    place = rf"{re.escape(str(lab.runs))}/memory/bf16-"
+    assert re.search(rf"^to run +memory\.bf16\s+(folder, or why not:\s+)?{place}", plan, re.M)
+
+
+def test_a_full_table_puts_long_texts_below_their_rows_and_goes_on_in_another() -> None:
+    rows = [{"name": f"row{n}", "reason": f"why {n} " * 20, "few": "ok"} for n in range(2)]
+    rows = [row | {f"number {n}": 123_456 for n in range(12)} for row in rows]
+    lines = lines_at_100(table(rows, full=True))
+    assert lines[1].split()[:2] == ["row0", "ok"] and lines[2].startswith("    reason: why 0 why 0")
+    assert lines[3].startswith("      ") and "why 0" in lines[3]
+    head = lines.index("") + 1
+    assert re.match(r"name  number \d+  number", lines[head]) and lines[head + 1][:5] == "row0 "
+    assert sum(line.count("123456") for line in lines) == 24
 
 
 def test_two_runs_differ_first_in_settings_then_in_speed_memory_and_loss(lab: Project) -> None:

@@ -15,7 +15,8 @@ from lsai_core.base.files import deep_merge, read_jsonl
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction.memory import predict
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.model_search import ModelSearchConfig, first_size, run
+from lsai_lab.searches.config import ModelSearchConfig
+from lsai_lab.searches.model_search import first_size, run
 from lsai_lab.searches.tries import attempt, limit_allocations, server
 
 

@@ -96,7 +96,8 @@ def test_all_three_train_and_are_predicted_and_stand_in_the_record(project: Proj
     assert set(run.plan["inputs"]) == {"data", *FILES}
     # half of the smoothed loss is the mean over all words, far above the cross-entropy
     assert results["train_loss"] > results["validation_loss"] + 0.02
-    code, out, err = project.lsai("predict", "--study", "memory", *pairs, "--gpu", "24GB", "--json")
+    asked = ("--study", "memory", *pairs, "--gpu", "24GiB", "--json")
+    code, out, err = project.lsai("predict", *asked)
     assert code == 0, err
     assert json.loads(out)["parts_gib"]["optimizer"] == 0  # it keeps nothing
 

@@ -466,7 +466,7 @@ def test_estimated_time_follows_the_work_and_the_rates_of_the_gpu() -> None:
     two = estimate(tiny(precision="bf16", parallel={"fsdp": 2}), gpu)
     assert two and two.communication_s > 0 == plain.communication_s
     assert estimate(tiny(precision="bf16", fp8={"recipe": "fused"}), a100) is None
-    assert estimate(tiny(precision="bf16"), find_gpu("24GB")) is None
+    assert estimate(tiny(precision="bf16"), find_gpu("24GiB")) is None
     # The host bounds the step of a tiny model: 24 to 30 ms for 8 blocks on one H200, 56 to 58 ms on
     # two (`fsdp`, part grid).
     small = tiny(precision="bf16_autocast", compile=True, model={**TINY, "n_layers": 8})
@@ -536,7 +536,7 @@ def test_communication_beyond_a_node_goes_over_the_network() -> None:
 def test_the_first_technique_that_fits() -> None:
     rows = compare_techniques(tiny(precision="bf16"), find_gpu("A100-40"))
     assert rows[0].name == "as configured" and not any("fp8" in row.name for row in rows)
-    first = first_that_fits(rows, find_gpu("24GB"))
+    first = first_that_fits(rows, find_gpu("24GiB"))
     assert first is rows[0] and settings_of(rows[0].config, first) == []
     row = next(row for row in rows if row.name == "fused, full checkpointing, CPU offload")
     task = rows[0].config.model_copy(update={"loss": "fused", "blocks": "fused", "compile": True})

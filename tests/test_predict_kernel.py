@@ -49,7 +49,7 @@ def run(**changes: Any) -> TrainConfig:
         ("t4", "fa2,fa3,fa4", {"precision": "fp32"}, "sdpa_math"),
         ("h100", "fa2,fa3,fa4", {"precision": "fp32"}, "sdpa_efficient"),
         ("h100", "fa2,fa3,fa4", {"model": WIDE}, "sdpa_efficient"),
-        ("24GB", "none", {}, "sdpa_cudnn"),
+        ("24GiB", "none", {}, "sdpa_cudnn"),
         ("h100", "none", {"attention": {"backend": "fa2"}}, "fa2"),
     ],
 )

@@ -178,7 +178,7 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
     (tmp_path / "run.toml").write_text(TOML)
     small = ["--set", "model.n_layers=2", "--set", "seq_len=512"]
     code, out, _ = shared.lsai(
-        "predict", "--config", str(tmp_path / "run.toml"), "--gpus", "2", "--gpu", "80GB", *small
+        "predict", "--config", str(tmp_path / "run.toml"), "--gpus", "2", "--gpu", "80GiB", *small
     )
     assert (
         code == 0
@@ -197,7 +197,7 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     code, out, _ = shared.lsai(
-        "predict", "--hf", str(tmp_path), "--as", "hf", "--gpu", "24GB", "--json", *small[2:]
+        "predict", "--hf", str(tmp_path), "--as", "hf", "--gpu", "24GiB", "--json", *small[2:]
     )
     found = json.loads(out)
     assert code == 0 and found["as"] == "hf" and found["answer"].startswith("Fits GPU with 24 GiB")
@@ -206,10 +206,10 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
         and sum(found["ours_gib"].values()) < found["peak_gib"]
     )
     code, out, _ = shared.lsai(
-        "predict", "--study", "memory", "--variant", "bf16", "--as", "torchtitan", "--gpu", "24GB"
+        "predict", "--study", "memory", "--variant", "bf16", "--as", "torchtitan", "--gpu", "24GiB"
     )
     assert code == 0 and "by torchtitan (this package: " in out
-    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GB", *small[2:])
+    code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GiB", *small[2:])
     assert code == 1 and out.startswith("Does not fit GPU with 0.01 GiB: ")
 
 

@@ -26,9 +26,9 @@ from test_book import PNG, SVG, reports
 
 import lsai_lab as lab
 from lsai_lab.project.files import PAGE_FOLDER
-from lsai_lab.report import load
-from lsai_lab.report import render as rendering
-from lsai_lab.report.render import HTML, PDF, render
+from lsai_lab.report import engines, load
+from lsai_lab.report.engines import HTML, PDF
+from lsai_lab.report.render import render
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.runs.notebook import execute_notebook
 from lsai_lab.runs.plain import as_csv, plain, unmarked
@@ -141,7 +141,7 @@ def hang(folder: Path) -> Path:
 def test_a_program_that_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rendering, "LIMIT_S", 3.0)
+    monkeypatch.setattr(engines, "LIMIT_S", 3.0)
     begun, folder = time.monotonic(), hang(tmp_path)
     assert render(folder, tmp_path / "out", ["html"], "pandoc") == []
     said = capsys.readouterr().out

@@ -14,7 +14,8 @@ from lsai_core.base.files import deep_merge, flatten, read_jsonl
 from lsai_core.config.train import TrainConfig
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.study import load_profile, load_study, resolve, study_names
-from lsai_lab.searches.batch_search import BatchSearchConfig, run
+from lsai_lab.searches.batch_search import run
+from lsai_lab.searches.config import BatchSearchConfig
 from lsai_lab.searches.search import search_largest
 
 

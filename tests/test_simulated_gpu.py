@@ -185,7 +185,7 @@ def test_what_cannot_be_followed_is_named(call: Callable[[Tensor], Tensor], said
 
 def test_torch_is_as_before_afterwards() -> None:
     answers = torch.cuda.is_available(), torch.cuda.device_count()
-    with pytest.raises(RuntimeError, match="mine"), simulated_gpu("24GB"):
+    with pytest.raises(RuntimeError, match="mine"), simulated_gpu("24GiB"):
         assert torch.cuda.is_available() and torch.cuda.device_count() == 1
         raise RuntimeError("mine")
     assert answers == (torch.cuda.is_available(), torch.cuda.device_count())

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import CHECKOUT, Project
 
 from lsai_lab.report.unchanged import book_state
 from lsai_lab.runs.session import Session
@@ -59,3 +64,43 @@ def test_what_the_report_writes_does_not(name: str, session: Session) -> None:
 
 def test_the_engine_and_the_formats_count(session: Session) -> None:
     assert book_state(session, "quarto") != book_state(session, None)
+
+
+# `lsai report` in a process that tells at its end what it imported of what makes a report
+_REPORT = """
+import atexit, sys
+heavy = {"lsai_lab.report.render", "pandas", "matplotlib", "lsai_core.prediction.memory"}
+atexit.register(lambda: print("imported", *sorted(heavy & sys.modules.keys())))
+from lsai_lab.cli import main
+main()
+"""
+
+
+def report(project: Project, *words: str) -> list[str]:
+    """The lines that `lsai report` prints, and last what it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT, "report", "--engine", "pandoc", *words],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), **project.env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_report_whose_runs_are_done_says_so_and_imports_nothing_that_makes_one(
+    new_project: Callable[..., Project],
+) -> None:
+    project, runs = new_project(), ("--only", "baseline")
+    assert any("memory.baseline ok" in line for line in report(project, *runs))
+    made = [
+        project.root / "reports" / "_output" / name for name in ("index.html", "lab-report.pdf")
+    ]
+    unchanged = [f"report: {path} (unchanged)" for path in made]
+    assert report(project, *runs)[-3:] == [*unchanged, "imported"]
+    assert report(project, "--no-run", "--formats", "html") == [unchanged[0], "imported"]
+    chapter = project.root / "notebooks" / "00-summary.ipynb"
+    chapter.write_text(chapter.read_text().replace("# Front", "# Another front"))
+    assert "report: chapter index.ipynb" in report(project, *runs)

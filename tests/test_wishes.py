@@ -50,7 +50,7 @@ print(found[["label", "seq_len", "tokens_per_s", "mem_peak_allocated_gib"]])
     "the largest batch of a 1 B model on a GPU with 24 GB": """
 for length in (1024, 4096):
     settings = {"seq_len": length}
-    print(lab.predict("llama3.2-1b", "24GB", overrides=settings, largest="batch").batch_size)
+    print(lab.predict("llama3.2-1b", "24GiB", overrides=settings, largest="batch").batch_size)
 """,
     "a model from text of one's own": f"""
 run = lab.open_run(study="memory", variant="bf16", profile="quick", name="own text",

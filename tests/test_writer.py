@@ -21,7 +21,7 @@ from conftest import CHECKOUT, Project, losses, write_corpus
 from lsai_core.base import code
 from lsai_core.base.files import read_jsonl
 from lsai_lab.runs.execute import ActiveRun, write_plan
-from lsai_lab.runs.kinds import KINDS
+from lsai_lab.runs.kinds import KINDS, Kind
 from lsai_lab.runs.records import Summary
 from lsai_lab.runs.session import Session, current_runs
 
@@ -141,7 +141,7 @@ def test_code_that_is_changed_during_a_run_makes_it_failed(
     planned: ActiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = iter([planned.code["hash"], "another"])
-    monkeypatch.setattr("lsai_lab.runs.execute.code_hash", lambda files: next(hashes))
+    monkeypatch.setattr(Kind, "code", property(lambda kind: next(hashes)))
     summary = planned.execute()
     assert (summary.outcome, summary.results) == ("failed", {})
     assert "the code changed since the run began" in str(summary.reason)

@@ -34,7 +34,10 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _ONE_PARSER = threading.Lock()
 
 
-def closure(modules: Iterable[str], within: Collection[str] = ("lsai_",)) -> list[Path]:
+_ALL = ("lsai_",)
+
+
+def closure(modules: Iterable[str], within: Collection[str] = _ALL) -> list[Path]:
     """The files of `modules` and of all that they reach by imports, as far as a module's name
     begins with one of `within`."""
     found: set[Path] = set()
@@ -65,17 +68,18 @@ def own_hash(path: Path) -> str:
     return hashlib.sha256(_normalized(path, _stamp(path)).encode()).hexdigest()[:12]
 
 
-def version_of(module: str) -> str:
-    """`code_hash` of all that `module` reaches. Reading that takes 0.3 s, so it is kept until a
-    file's size or time changes."""
+def version_of(*modules: str, within: Collection[str] = _ALL, without: Collection[str] = ()) -> str:
+    """`code_hash` of all that `modules` reach (see `closure`), but for files of the names
+    `without`. Reading that takes 0.3 s, so it is kept until a file's size or time changes."""
     files = sorted(path for path in ROOT.glob("lsai_*/**/*.*") if path.suffix in (".py", *_DATA))
     state = hashlib.sha256(repr([(path, _stamp(path)) for path in files]).encode()).hexdigest()
-    kept = ROOT / ".cache" / "code" / f"{module}.json"
+    question = repr((modules, within, without)).encode()
+    kept = ROOT / ".cache" / "code" / f"{hashlib.sha256(question).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError):  # not there, or not whole
         known = json.loads(kept.read_text(encoding="utf-8"))
         if known[:1] == [state]:
             return str(known[1])
-    found = code_hash(closure([module]))
+    found = code_hash(path for path in closure(modules, within) if path.name not in without)
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, [state, found])

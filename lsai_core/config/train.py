@@ -92,7 +92,7 @@ class DataConfig(Strict):
 
 
 class Fp8Config(Strict):
-    """Which matrix products run in fp8, and how their inputs are scaled. See `lsai_core.fp8`."""
+    """Which matmuls run in fp8, and how their inputs are scaled. See `lsai_core.fp8`."""
 
     recipe: Fp8Recipe = "none"
     layers: tuple[LinearName, ...] = Field(  # not strict: YAML has lists
@@ -317,7 +317,7 @@ class TrainConfig(Strict):
         "none",
         description="full: keep the input of each block; attention: and the output of the "
         "attention kernel; selective: and those "
-        "of all matrix products; alternating: but in every second block not those of its "
+        "of all matmuls; alternating: but in every second block not those of its "
         "feed-forward layer",
     )
     saved_inputs: Annotated[Literal["gpu", "host"], STEP] = Field(

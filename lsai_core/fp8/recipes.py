@@ -84,7 +84,7 @@ def _no_products_on_cpu() -> str | None:
         torch._scaled_mm(a8, a8.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     except (RuntimeError, NotImplementedError) as error:
         return (
-            f"needs fp8 products, which this torch does not have for CPUs: "
+            f"needs fp8 matmuls, which this torch does not have for CPUs: "
             f"{' '.join(str(error).split())[:200]}"
         )
     return None

@@ -361,7 +361,7 @@ class SimulatedGpu:
 
 def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     """A context in which PyTorch runs on fake tensors as on `gpu` (a name as in `lsai predict`, or
-    its memory: `24GB`), and nothing is allocated.
+    its memory: `24GiB`), and nothing is allocated.
 
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. Values do not exist:

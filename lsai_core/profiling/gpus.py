@@ -105,7 +105,8 @@ ALL_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, _ in _TABLE)
 # What is answered for where no GPU is named, and what the report shows: from small to large.
 GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, shown in _TABLE if shown)
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(g|gb|gib|m|mb|mib)?")
+_UNITS = {"g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}  # bytes
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?")
 _LARGEST = 100_000  # GiB; a size beyond it is no size
 _SEVERAL = re.compile(r"\s*(\d+)\s*[x*]\s*([a-z].*)", re.IGNORECASE)
 # A slice of a GPU, as the driver names it at the end: "NVIDIA A100-SXM4-80GB MIG 3g.40gb".
@@ -118,16 +119,17 @@ _VENDORS = re.compile(r"\b(nvidia|amd|geforce|instinct|tesla|quadro|mig)\b")
 def find_gpu(name: str) -> Gpu:
     """The GPU that `name` means: `h200`, `rtx4090`, `a100 80gb`, the driver's name, a MIG slice.
 
-    A size (`24`, `24GB`, `24576MiB`) means any GPU with so much memory (GiB); its speed is not
-    known, and fp8 is left out. UserError for an unknown name says what may have been meant, and
-    for one that several share, which these are.
+    A size means any GPU with so much memory: `24GiB` (or `24`) in units of 2**30 bytes, as the
+    vendors' 24 GB are, `24GB` in units of 10**9; also `MiB` and `MB`. Its speed is not known, and
+    fp8 is left out. UserError for an unknown name says what may have been meant, and for one that
+    several share, which these are.
     """
     wanted = _plain(name)
     for gpu in ALL_GPUS:
         if wanted in _names(gpu) or gpu.is_called(name.strip()):
             return gpu
     if 0 < (gib := _size(name)) <= _LARGEST:
-        return Gpu(f"GPU with {gib:g} GiB", "", gib, 0, 0, False)
+        return Gpu(f"GPU with {gib:.4g} GiB", "", gib, 0, 0, False)
     if several := _SEVERAL.fullmatch(name):
         number, one = several.groups()
         raise UserError(f"GPU {name!r} means several; say --gpu {one.strip()!r} --gpus {number}")
@@ -143,7 +145,7 @@ def find_gpu(name: str) -> Gpu:
     hinted = (
         f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(plain.values())}"
     )
-    raise UserError(f"unknown GPU {name!r}; {hinted}, or its memory: 24GB")
+    raise UserError(f"unknown GPU {name!r}; {hinted}, or its memory: 24GiB")
 
 
 def passport_gpu(path: Path) -> Gpu:
@@ -172,9 +174,7 @@ def measured_gpu(passport: Passport, file: str) -> Gpu:
 def _size(name: str) -> float:
     """GiB of a size; 0 if `name` is none."""
     size = _SIZE.fullmatch(name.strip().lower())
-    if size is None:
-        return 0.0
-    return float(size[1]) / (1024 if (size[2] or "").startswith("m") else 1)
+    return float(size[1]) * _UNITS[size[2] or "gib"] / 2**30 if size else 0.0
 
 
 def _names(gpu: Gpu) -> set[str]:

@@ -64,7 +64,7 @@ def refusal(config: TrainConfig) -> str | None:
         )
     if config.fp8.recipe != "none" and not config.precision.startswith("bf16"):
         return (
-            f"fp8.recipe={config.fp8.recipe!r} converts bf16 matrix products but precision is "
+            f"fp8.recipe={config.fp8.recipe!r} converts bf16 matmuls but precision is "
             f"{config.precision!r}; "
             "use precision bf16 or bf16_autocast, or fp8.recipe none"
         )

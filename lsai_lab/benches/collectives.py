@@ -17,53 +17,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from pydantic import Field
 from torch import Tensor
 
-from lsai_core.config.presets import MOST_WIDTH
-from lsai_core.config.strict import Strict
-from lsai_core.config.train import MOST_PROCESSES, Seconds
 from lsai_core.training.step import resolve_device
+from lsai_lab.benches.config import CollectivesConfig, Operation
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import launch, require_devices
 from lsai_lab.launch.srun import srun_command
 from lsai_lab.runs.kinds import Context
 
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"]
-OPERATIONS: tuple[Operation, ...] = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send_receive",
-)
 _MOST_CALLS, _MOST_REPEATS = 20, 20
-
-
-Bytes = Annotated[int, Field(gt=0, le=2**40)]
-
-
-class CollectivesConfig(Strict):
-    """Between how many processes, which messages, and for how long."""
-
-    processes: int = Field(2, gt=1, le=MOST_PROCESSES, description="one GPU each")
-    operations: tuple[Operation, ...] = Field(OPERATIONS, min_length=1, strict=False)
-    bytes: list[Bytes] = Field(
-        [2**power for power in (28, 30, 26, 24, 22, 20, 18, 16, 31)],
-        min_length=1,
-        description="of a message, in this order, so that what matters most comes first",
-    )
-    beside: bool = Field(True, description="also beside matrix products")
-    product: int = Field(4096, gt=0, le=MOST_WIDTH, description="n of the n x n x n products")
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    point_ms: float = Field(200.0, gt=0, le=1e6, description="time to repeat one point in")
-    budget_s: Seconds = Field(240.0, description="points that would begin later are skipped")
 
 
 @dataclass(frozen=True)

@@ -27,20 +27,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from lsai_core.config.presets import MOST_WIDTH, ModelConfig
-from lsai_core.config.strict import Strict
-from lsai_core.config.train import Seconds, Tokens
 from lsai_core.fp8 import tensorwise
 from lsai_core.fp8.recipes import missing
 from lsai_core.fp8.shapes import linear_shapes
 from lsai_core.training.step import resolve_device
+from lsai_lab.benches.config import GemmConfig
 from lsai_lab.benches.machine import repeated
 from lsai_lab.benches.points import Points, Row, guarded
 from lsai_lab.runs.kinds import Context
@@ -53,22 +50,6 @@ _FAST = {
 }
 _WAYS = ("bf16", "fp8", "fp8_rowwise", "fp8_casts")
 E4M3 = torch.float8_e4m3fn
-
-
-Width = Annotated[int, Field(gt=0, le=MOST_WIDTH)]
-
-
-class GemmConfig(Strict):
-    """Whose linear layers, over how many tokens, and for how long."""
-
-    model: ModelConfig
-    tokens: list[Tokens] = Field(
-        [8192, 4096], min_length=1, description="the first is measured in every way"
-    )
-    squares: list[Width] = Field([4096, 8192, 16_384], description="n of the n x n x n products")
-    point_s: Seconds = Field(0.3, description="seconds of each point")
-    budget_s: Seconds = Field(60.0, description="points that would begin later are skipped")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 @dataclass(frozen=True)

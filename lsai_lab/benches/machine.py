@@ -10,19 +10,19 @@ the smallest.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
 from lsai_core.config.precision import set_matmul_mode
-from lsai_core.config.strict import Strict
-from lsai_core.config.train import Precision, Seconds
+from lsai_core.config.train import Precision
 from lsai_core.kernels import cuda_capability
 from lsai_core.profiling.flops import Flops, Peak, mfu, peak_for
 from lsai_core.profiling.steptime import StepTimer
 from lsai_core.training.step import resolve_device
+from lsai_lab.benches.config import CeilingsConfig
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.records import Run, find_runs
 
@@ -36,13 +36,6 @@ _DTYPES = {
 }
 
 Results = dict[str, float | str]
-
-
-class CeilingsConfig(Strict):
-    """How long to measure, in seconds, and on what."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    budget_s: Seconds = 8.0
 
 
 def run(config: CeilingsConfig, context: Context) -> dict[str, Any]:

@@ -40,9 +40,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "--model llama3-8b --gpu rtx4090\n\nA study's run: lsai predict --study speed "
         "--variant attention\n\nAnother trainer: "
         "lsai predict --config torchtitan.toml --gpus 8 --gpu h100; lsai predict --hf FOLDER --as "
-        "hf --gpu 80GB\n\nAny training script, run on a simulated GPU: lsai predict --script "
+        "hf --gpu 80GiB\n\nAny training script, run on a simulated GPU: lsai predict --script "
         "train.py --gpu a100 -- --batch-size 8"
-        "\n\nThe largest batch: lsai predict --model llama3.2-1b --gpu 24GB --largest-batch",
+        "\n\nThe largest batch: lsai predict --model llama3.2-1b --gpu 24GiB --largest-batch",
     ),
     "plan": (
         "plan",

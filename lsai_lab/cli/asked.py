@@ -17,7 +17,8 @@ HfOption = Annotated[
 GpuOption = Annotated[
     str | None,
     typer.Option(
-        help="One GPU, e.g. rtx4090, b200, 'a100 80gb', a MIG slice, or its memory, e.g. 24GB."
+        help="One GPU, e.g. rtx4090, b200, 'a100 80gb', a MIG slice, or its memory: 24GiB, "
+        "which vendors call 24 GB (24GB here is 24 x 10^9 bytes)."
     ),
 ]
 GpusOption = Annotated[

@@ -50,9 +50,9 @@ MarginOption = Annotated[
 NumericsOption = Annotated[
     NumericsName,
     typer.Option(
-        help="fp32: weights and states in fp32, products in bf16. harmless: also 8-bit states and "
+        help="fp32: weights and states in fp32, matmuls in bf16. harmless: also 8-bit states and "
         "bf16 weights rounded stochastically, which changed no loss that the report measured. fp8: "
-        "also products in fp8.",
+        "also matmuls in fp8.",
     ),
 ]
 YamlOption = Annotated[

@@ -71,7 +71,7 @@ def report(
     chapter: ChapterOption = None,
     set_: opt.SetOption = None,
 ) -> None:
-    from lsai_lab.report.render import find_quarto
+    from lsai_lab.report.engines import find_quarto
     from lsai_lab.runs.campaign import plan_studies
     from lsai_lab.runs.chapters import report_studies
     from lsai_lab.runs.session import Session
@@ -193,17 +193,19 @@ def _make(
     seconds: float | None,
     only: list[str],
 ) -> bool:
-    """Make the report in `place`, or `only` these chapters of it: with `plans` once as it is, then
-    after their runs, which may take `seconds`. False if a run or a chapter failed."""
-    from lsai_lab.report.render import update_book
+    """Make the report in `place`, or `only` these chapters of it: after the runs of `plans`, which
+    may take `seconds`, and before, if there is one to do. False if a run or a chapter failed."""
+    from lsai_lab.report.update import update_book
     from lsai_lab.runs.campaign import run_studies
+    from lsai_lab.runs.records import is_finished
 
     update = functools.partial(update_book, session, place, engine=engine, only=only)  # type: ignore[arg-type]
     with _alone(session.root, place):
-        good = update(formats=kinds if plans is None or "html" not in kinds else ["html"])
-        if plans is not None:
-            good = run_studies(session, plans, seconds) & update(formats=kinds)
-    return good
+        planned = [run for _, plan in plans or [] for run in plan]
+        if "html" in kinds and not all(is_finished(run.folder) for run in planned):
+            update(formats=["html"])
+        ran_well = run_studies(session, plans, seconds) if plans is not None else True
+        return update(formats=kinds) & ran_well
 
 
 def _require_folder(out: Path) -> None:

@@ -4,13 +4,14 @@ import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lsai_lab.project.files import one_line
 
 WIDTH = 100  # columns of a terminal that lists are made for
 NARROWEST = 8  # no column is cut shorter than this
+_LONG = 24  # characters of a text that may stand below its row
 Row = Mapping[str, Any]
 
 
@@ -66,7 +67,8 @@ def table(
     numbers from the right, by the format of their column if it has one.
 
     Where it is wider than 100 columns, those of `less` go, the first first; if that is not enough,
-    the widest texts are cut. `full` shows everything.
+    the widest texts are cut. With `full` everything is shown: long texts below their rows, and
+    columns for which there is no room in another table that begins with the first one.
     """
     formats = formats or {}
     columns = {
@@ -75,19 +77,48 @@ def table(
         if any(_cell(row[name], "") for row in rows)
     }
     texts = {name for name in columns if any(isinstance(row[name], str) for row in rows)}
+    if full:
+        return _whole(columns, texts)
     for name in less:
-        if not full and _width(columns) > WIDTH:
+        if _width(columns) > WIDTH:
             columns.pop(name, None)
-    while not full and _width(columns) > WIDTH:
+    while _width(columns) > WIDTH:
         widest = max(columns.keys() & texts, key=lambda name: _widest(columns[name]), default="")
         if not widest or _widest(columns[widest]) <= NARROWEST:
             break
         size = _widest(columns[widest]) - 1
         columns[widest] = [shortened(text, size) for text in columns[widest]]
+    return "\n".join(_lines(columns, texts))
+
+
+def _lines(columns: Mapping[str, Sequence[str]], texts: Collection[str]) -> list[str]:
+    """The head and the rows of a table."""
+    aligned = []
     for name, cells in columns.items():
         align, size = (str.ljust if name in texts else str.rjust), _widest(cells)
-        columns[name] = [align(text, size) for text in cells]
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns.values(), strict=True))
+        aligned.append([align(text, size) for text in cells])
+    return ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
+
+
+def _whole(columns: dict[str, list[str]], texts: Collection[str]) -> str:
+    """All that a table holds, as `table` says for `full`."""
+    first, below = next(iter(columns)), dict[str, list[str]]()
+    long = [name for name in texts if name != first and _widest(columns[name]) > _LONG]
+    for name in sorted(long, key=lambda name: _widest(columns[name]), reverse=True):
+        if _width(columns) > WIDTH:
+            below[name] = columns.pop(name)
+    blocks = [{first: columns.pop(first)}]
+    for name, cells in columns.items():
+        if _width({**blocks[-1], name: cells}) > WIDTH:
+            blocks.append({first: blocks[0][first]})
+        blocks[-1][name] = cells
+    whole, *others = [_lines(block, texts) for block in blocks]
+    for row, line in enumerate(whole):
+        for name, cells in below.items() if row else ():
+            if cells[row]:
+                line += "\n" + wrapped(f"    {name}: {cells[row]}", "      ")
+        whole[row] = line
+    return "\n\n".join("\n".join(lines) for lines in [whole, *others])
 
 
 def _cell(value: Any, form: str) -> str:

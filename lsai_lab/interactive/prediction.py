@@ -86,7 +86,7 @@ def predict(
     `what`: a preset (`"llama3-8b"`, in bf16 and compiled), `"study.variant"`, a TrainConfig, or a
     training run (by words, if they begin with its machine: `"h100/memory.bf16"`); or name a `study`
     and `variant`, or the folder of a Hugging Face config with `hf`. `gpu`: a name
-    as in `lsai predict`, or its memory ("24GB"); None: all known ones. `gpus`: sharded over so
+    as in `lsai predict`, or its memory ("24GiB"); None: all known ones. `gpus`: sharded over so
     many. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the device that
     it was measured on, at its rates. `largest`: the largest batch, or longest sequence, that fits
     one GPU, this machine's if none is named. Raises UserError for what cannot be predicted.

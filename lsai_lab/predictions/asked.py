@@ -112,7 +112,7 @@ def _of_study(
     named."""
     from lsai_lab.runs.session import Session
     from lsai_lab.runs.study import detect_profile, resolve, select_variants
-    from lsai_lab.searches.model_search import ModelSearchConfig
+    from lsai_lab.searches.config import ModelSearchConfig
 
     name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
     fitting = detect_profile(repo_root(), None if target and target.is_cpu else name)

@@ -177,7 +177,7 @@ def lost_in_titan(config: TrainConfig) -> Iterator[str]:
     """What of the plan torchtitan does otherwise, a line each."""
     yield from _lost(config, "torchtitan")
     if config.grad_checkpoint == "selective":
-        yield "- torchtitan's selective checkpointing computes every second product again"
+        yield "- torchtitan's selective checkpointing computes every second matmul again"
     if _mode(config) != config.grad_checkpoint:
         yield f"- grad_checkpoint {config.grad_checkpoint}: no such mode there; full is written"
     if config.optim.states == "8bit":
@@ -243,7 +243,7 @@ def lost_in_arguments(config: TrainConfig) -> Iterator[str]:
     if config.grad_checkpoint not in ("none", "full"):
         yield f"- grad_checkpoint {config.grad_checkpoint}: blocks are checkpointed whole, slower"
     if config.fp8.recipe != "none":
-        yield "- fp8 products: no argument, but ACCELERATE_MIXED_PRECISION=fp8 in the environment"
+        yield "- fp8 matmuls: no argument, but ACCELERATE_MIXED_PRECISION=fp8 in the environment"
     if config.parallel.cpu_offload and config.parallel.world_size == 1:
         yield "- offload to the host: the Trainer has it with FSDP or DeepSpeed"
     if config.parallel.replicate > 1:

@@ -109,7 +109,7 @@ def chains(
 ) -> list[Chain]:
     """Every chain of `activations` that is possible for the run `asked`, with `fixed` laid over it.
 
-    `allowed`: how far numerics may go. `fp8`: whether the GPU has fp8 products.
+    `allowed`: how far numerics may go. `fp8`: whether the GPU has fp8 matmuls.
     """
     found: dict[tuple[str, ...], Chain] = {}
     kinds_of_numerics = [
@@ -185,7 +185,7 @@ def with_usual_vocabulary(config: TrainConfig) -> TrainConfig:
 
 CHECKPOINT_WORDS = {
     "none": "keep all activations",
-    "selective": "checkpoint all but products and attention",
+    "selective": "checkpoint all but matmuls and attention",
     "alternating": "checkpoint cheap operations and every second MLP",
     "attention": "checkpoint all but attention",
     "full": "checkpoint every block",
@@ -210,9 +210,9 @@ def states_words(config: TrainConfig) -> str:
     else:
         words = f"{weights} weights and states{by_chance}"
     if config.fp8.recipe != "none":
-        words += ", fp8 products"
+        words += ", fp8 matmuls"
     elif config.precision in ("fp32", "tf32"):
-        words += f", {config.precision} products"
+        words += f", {config.precision} matmuls"
     return words + ", on the host" * config.parallel.cpu_offload
 
 

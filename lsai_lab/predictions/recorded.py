@@ -27,7 +27,7 @@ from lsai_lab.project.files import load_yaml, one_line, repo_root
 from lsai_lab.runs.older import with_older
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, recorded_runs
-from lsai_lab.searches.model_search import grown
+from lsai_lab.searches.config import grown
 
 OURS = "this package"
 # A record in other words, or without what a run of its kind found; an operator without a fake.

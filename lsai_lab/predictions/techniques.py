@@ -35,7 +35,7 @@ TECHNIQUES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused loss and blocks", _FUSED),
     ("fused, fp32 states", _FP32),
     ("fused, 8-bit AdamW", _FUSED | {"optim": {"states": "8bit", "kernel": "auto"}}),
-    ("fused, fp8 products", _FUSED | {"fp8": {"recipe": "fused"}}),
+    ("fused, fp8 matmuls", _FUSED | {"fp8": {"recipe": "fused"}}),
     ("fused, selective checkpointing", _FUSED | {"grad_checkpoint": "selective"}),
     ("fused, alternating checkpointing", _FUSED | {"grad_checkpoint": "alternating"}),
     ("fused, full checkpointing", _FULL),

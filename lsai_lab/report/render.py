@@ -10,30 +10,25 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Literal
 
 import pypandoc
 import yaml
 
-from lsai_core.base.code import closure, code_hash
-from lsai_core.base.errors import UserError
+from lsai_core.base.code import version_of
 from lsai_core.base.files import write_text
 from lsai_lab.report.brand import brand_colors
+from lsai_lab.report.engines import RESULTS, Engine, call, find_quarto
 from lsai_lab.report.numbers import COLLECT, differing
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.to_markdown import to_markdown
-from lsai_lab.report.unchanged import book_state, is_as
 from lsai_lab.runs.chapters import (
     book_runs,
     book_settings,
@@ -43,9 +38,6 @@ from lsai_lab.runs.chapters import (
 )
 from lsai_lab.runs.session import Session
 
-Engine = Literal["auto", "quarto", "pandoc"]
-HTML, PDF = "index.html", "lab-report.pdf"
-LIMIT_S = 300.0  # of pandoc, typst and Quarto, each: the whole book takes some 20 s
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
@@ -65,22 +57,6 @@ _TYPST = (
 )
 
 
-def find_quarto(engine: Engine) -> str | None:
-    """Quarto on PATH or beside this Python, if wanted and new enough. UserError where it was asked
-    for by name."""
-    beside = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    quarto = shutil.which("quarto", path=beside) if engine != "pandoc" else None
-    version = _call(quarto, "--version").strip() if quarto else ""
-    if [int(part) for part in re.findall(r"\d+", version)[:2]] >= [1, 9]:
-        return quarto
-    problem = f"the report needs Quarto 1.9 or newer, found {version or 'none on PATH'}"
-    if engine == "quarto":
-        raise UserError(f"{problem}; install it, or use --engine pandoc")
-    if quarto:
-        print(f"report: {problem}; the book is made by pandoc and typst", flush=True)
-    return None
-
-
 def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> list[Path]:
     """Render the chapters bound in `reports` into `out`, unless what is there was made of the same;
     returns what there is then. Prints it, or why it could not be made."""
@@ -91,7 +67,7 @@ def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | No
     made = []
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
-        result = out / {"html": HTML, "pdf": PDF}[name]
+        result = out / RESULTS[name]
         key, stamp = _sources(reports, name, quarto, out), reports / "_build" / f"rendered.{name}"
         if result.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
             made.append(result)
@@ -102,7 +78,7 @@ def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | No
             try:
                 if quarto:
                     to = name.replace("pdf", "typst")
-                    output = _call(quarto, "render", reports, "--to", to, "--output-dir", folder)
+                    output = call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
                     output = _pandoc(reports, Path(folder), name)
                 shutil.copytree(
@@ -125,11 +101,11 @@ def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
     folders = ("files", "data", "runs", "explore") if name == "html" else ("files",)
     paths = [path for path in reports.iterdir() if path.is_file()]
     paths += [path for folder in folders for path in (reports / folder).rglob("*.*")]
-    digest = hashlib.sha256(code_hash(closure(["lsai_lab.report.render"])).encode())
+    digest = hashlib.sha256(version_of("lsai_lab.report.render").encode())
     for path in sorted(paths):
         digest.update(f"{path.relative_to(reports)}\0".encode(errors="surrogateescape"))
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    version = _call(quarto, "--version").strip() if quarto else pypandoc.__file__
+    version = call(quarto, "--version").strip() if quarto else pypandoc.__file__
     digest.update("\0".join([version, str(out.resolve()), str(datetime.date.today())]).encode())
     return digest.hexdigest()
 
@@ -161,7 +137,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     # Beside the text, in which no line is metadata; in a file of its own, whose texts may be
     # Markdown.
     write_text(folder / _FACTS, yaml.safe_dump(facts))
-    output = _call(
+    output = call(
         pandoc,
         "--defaults=pandoc.yml",
         *wanted[name],
@@ -172,7 +148,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     )
     (folder / _FACTS).unlink()
     if name == "pdf":
-        return output + _call(sys.executable, "-c", _TYPST, target, PDF, ".", cwd=folder)
+        return output + call(sys.executable, "-c", _TYPST, target, RESULTS[name], ".", cwd=folder)
     shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
     shutil.copytree(folder / target, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / target)
@@ -186,64 +162,11 @@ def _title(facts: dict[str, object]) -> str:
     return f"<header><p class=title>{escape(str(facts['title']))}</p>{''.join(about)}</header>"
 
 
-def _call(*command: object, input: str | None = None, cwd: Path | None = None) -> str:
-    """What a program printed. RuntimeError with the end of it if it failed, or did not end within
-    `LIMIT_S`."""
-    program = Path(str(command[0])).name
-    with subprocess.Popen(
-        [*map(str, command)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-        cwd=cwd,
-    ) as process:
-        try:
-            out, err = process.communicate(input or "", LIMIT_S)
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise RuntimeError(f"{program} did not end within {LIMIT_S:.0f} s") from None
-            raise
-    output = re.sub(r"\x1b\[[0-9;]*m", "", err + out)
-    if process.returncode:
-        raise RuntimeError(
-            f"{program} ended with {process.returncode}: "
-            f"{output.strip()[-2000:] or 'no memory left?'}"
-        )
-    return output
-
-
-def update_book(
-    session: Session, out: Path, formats: list[str], engine: Engine, only: Sequence[str] = ()
-) -> bool:
-    """Execute what changed, of the chapters `only` these, if any are named, and render. False if a
-    chapter did not complete or a format could not be made."""
-    results = [out / {"html": HTML, "pdf": PDF}[name] for name in sorted(formats)]
-    quarto = find_quarto(engine)
-    engines = (quarto, quarto and os.stat(quarto).st_mtime_ns, pypandoc.__file__)
-    state = book_state(session, out.resolve(), results, *engines)
-    stamp = session.root / "reports" / "_build" / f"made.{'.'.join(sorted(formats))}"
-    if only:
-        stamp.unlink(missing_ok=True)  # others of its chapters may be older, or without content
-    elif is_as(stamp, state, results):
-        for result in results:
-            print(f"report: {result} (unchanged)", flush=True)
-        return True
-    good = _execute_and_render(session, out, formats, quarto, only)
-    if good and not only:
-        write_text(stamp, state)
-    return good
-
-
-def _execute_and_render(
+def execute_and_render(
     session: Session, out: Path, formats: list[str], quarto: str | None, only: Sequence[str]
 ) -> bool:
-    """The same, whether or not anything changed."""
+    """Execute the chapters, of them `only` these, if any are named, and render. False if one did
+    not complete or a format could not be made."""
     reports, chapters, good = session.root / "reports", read_chapters(session.root), True
     chosen = {name: path for name, path in chapters.items() if name in only or not only}
     runs = book_runs(session)

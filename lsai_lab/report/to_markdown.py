@@ -2,8 +2,8 @@
 both engines.
 
 Text of foreign records is escaped where it is loaded (`plain.py`). Outputs keep Markdown, pictures
-and plain text, never HTML, and line ends of one kind, so that no line is read as a header of
-settings, an included file or the end of a box. What Markdown itself can carry (raw HTML,
+and plain text, of HTML the text of tables, and line ends of one kind, so that no line is read as a
+header of settings, an included file or the end of a box. What Markdown itself can carry (raw HTML,
 `javascript:` links, pictures from elsewhere) is not read, or removed by `reports/book.lua`, which
 both engines run over the parsed text.
 """
@@ -21,6 +21,7 @@ from lsai_core.base.files import write_json, write_text
 from lsai_lab.project.strip import KERNEL
 from lsai_lab.report.explore.scripts import MIME as EXPLORE_MIME
 from lsai_lab.report.explore.scripts import NAMES, write_page_files
+from lsai_lab.report.html_tables import tables
 from lsai_lab.report.numbers import Number, bound, collected
 from lsai_lab.report.pictures import readable_png, safe_svg
 from lsai_lab.runs.records import page_name
@@ -168,7 +169,8 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     drawing = safe_svg(data.get("image/svg+xml", ""))
     drawn = {".svg": drawing, ".png": readable_png(data.get("image/png", ""))}
     if not any(drawn.values()):
-        return fenced(data["text/plain"]) if data.get("text/plain") else ""
+        rows = tables(str(data.get("text/html", "")))
+        return rows or (fenced(data["text/plain"]) if data.get("text/plain") else "")
     picture.parent.mkdir(parents=True, exist_ok=True)
     for suffix, content in drawn.items():  # both: Word shows no SVG (reports/book.lua)
         if content:

@@ -12,9 +12,9 @@ from lsai_lab.report.load import load, recorded, study
 
 _METRICS = {"speed": "tokens_per_s", "memory": "mem_peak_allocated_gib"}
 _RATES = {
-    "product in bf16 (TFLOP/s)": "matmul_bf16_tflops",
-    "product in fp8 (TFLOP/s)": "matmul_fp8_tflops",
-    "product in fp32 (TFLOP/s)": "matmul_fp32_tflops",
+    "matmul in bf16 (TFLOP/s)": "matmul_bf16_tflops",
+    "matmul in fp8 (TFLOP/s)": "matmul_fp8_tflops",
+    "matmul in fp32 (TFLOP/s)": "matmul_fp32_tflops",
     "copy in memory (GB/s)": "copy_gb_per_s",
 }
 

@@ -103,6 +103,9 @@ def expected_seconds(
     """Seconds that each run that is not finished should take, by name: what such a run took here,
     else a recorded one on such a GPU, else on any GPU (for a GPU) or CPU; of the variant, else of
     the study's part; else 8 s. One that wants more GPUs than there are ends at once."""
+    todo = [(name, run) for name, plan in plans for run in plan if not is_finished(run.folder)]
+    if not todo:
+        return {}  # without reading all records
     seconds: dict[Any, float] = {}
     gpu, recorded = session.env["gpu"], recorded_runs(session.root / "reports")
     same = [run for run in recorded if run.env.get("gpu") == gpu]
@@ -120,9 +123,4 @@ def expected_seconds(
             (study, run.id.part), 8.0
         )
 
-    return {
-        run.name: expected(name, run)
-        for name, plan in plans
-        for run in plan
-        if not is_finished(run.folder)
-    }
+    return {run.name: expected(name, run) for name, run in todo}

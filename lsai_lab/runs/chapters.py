@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lsai_core.base.code import closure, code_hash
+from lsai_core.base.code import version_of
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import write_json, write_text
 from lsai_core.base.limits import cpu_cores
@@ -180,7 +180,7 @@ def _execute(
         for folder in (reports / "predictions", reports / "recorded" / "predictions")
         for path in folder.glob("*.*")
     )
-    code = code_hash(closure(["lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells)]))
+    code = version_of("lsai_lab", *re.findall(r"(?:from|import) (lsai_[\w.]+)", cells))
     key = run_key(
         {str(file): _digest(file) for file in files},
         cells + last_cell,

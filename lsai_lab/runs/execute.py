@@ -16,7 +16,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsai_core.base.code import code_hash
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
 from lsai_core.config.strict import Strict
@@ -146,7 +145,7 @@ class ActiveRun:
         now = run_inputs(
             self.config, kind.uses_data, lambda data: prepared_id(data, self.data_root)
         )
-        now["code"] = code_hash(kind.code)
+        now["code"] = kind.code
         for name, value in planned.items():
             if now.get(name) and value and now[name] != value:
                 return f"the {name} changed since the run {since} ({value}, now {now[name]})"

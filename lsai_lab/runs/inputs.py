@@ -10,13 +10,12 @@ import glob
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import lsai_core
-from lsai_core.base.code import code_hash
 from lsai_core.base.errors import Unavailable
 from lsai_core.config.affects import key_values
 from lsai_core.config.strict import Strict
@@ -144,6 +143,6 @@ def git_state(root: Path) -> dict[str, Any]:
     return {"commit": commit or None, "dirty": bool(dirty) if commit else None}
 
 
-def code_facts(files: Iterable[Path], root: Path) -> dict[str, Any]:
-    """What `summary.json` keeps about the code of a run."""
-    return {"version": lsai_core.__version__, "hash": code_hash(files), **git_state(root)}
+def code_facts(code: str, root: Path) -> dict[str, Any]:
+    """What `summary.json` keeps about the code of a run, of which `code` is the hash."""
+    return {"version": lsai_core.__version__, "hash": code, **git_state(root)}

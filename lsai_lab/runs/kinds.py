@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsai_core.base.code import closure
+from lsai_core.base.code import version_of
 from lsai_core.base.errors import Unavailable, UserError, hint
 from lsai_core.config.strict import Strict
 from lsai_core.parallel.world import World
@@ -31,8 +31,8 @@ class Context:
 
 @dataclass(frozen=True)
 class Kind:
-    """`module` holds the function `run`, `config` is `module:name`, in the same module where none
-    is named: listing kinds imports nothing heavy. `without`: names of files that are no part of the
+    """`module` holds the function `run`; `config` is `module:name`, of a module without torch:
+    planning runs takes no time. `without`: names of files that are no part of the
     run key although the code reaches them.
 
     `timed`: False if what it finds is no time or speed (a largest size), so that on a CPU two such
@@ -50,13 +50,13 @@ class Kind:
 
     def config_class(self) -> type[Strict]:
         module, _, name = self.config.partition(":")
-        return getattr(importlib.import_module(module or self.module), name)
+        return getattr(importlib.import_module(module), name)
 
     @property
-    def code(self) -> list[Path]:
-        """The files that can change a result: what the kind's own code reaches."""
-        start = [self.module, self.config.partition(":")[0]]
-        return [path for path in closure(start, within=_DECIDES) if path.name not in self.without]
+    def code(self) -> str:
+        """A hash over the files that can change a result: what the kind's own code reaches."""
+        config = self.config.partition(":")[0]
+        return version_of(self.module, config, within=_DECIDES, without=self.without)
 
     def unavailable(self, config: Strict) -> str | None:
         """Why this machine cannot execute such a run, as far as its module can say before
@@ -81,18 +81,20 @@ KINDS: dict[str, Kind] = {
     ),
     "batch_search": Kind(
         "lsai_lab.searches.batch_search",
-        ":BatchSearchConfig",
+        "lsai_lab.searches.config:BatchSearchConfig",
         "run-batch-search.ipynb",
         timed=False,
     ),
     "model_search": Kind(
         "lsai_lab.searches.model_search",
-        ":ModelSearchConfig",
+        "lsai_lab.searches.config:ModelSearchConfig",
         "run-model-search.ipynb",
         timed=False,
     ),
-    "ceilings": Kind("lsai_lab.benches.machine", ":CeilingsConfig", "run-machine.ipynb"),
-    "gemm": Kind("lsai_lab.benches.gemm", ":GemmConfig", "run-gemm.ipynb"),
+    "ceilings": Kind(
+        "lsai_lab.benches.machine", "lsai_lab.benches.config:CeilingsConfig", "run-machine.ipynb"
+    ),
+    "gemm": Kind("lsai_lab.benches.gemm", "lsai_lab.benches.config:GemmConfig", "run-gemm.ipynb"),
     # The measured table is made from these runs and changes none of their times.
     "attention": Kind(
         "lsai_lab.benches.attention.bench",
@@ -108,7 +110,7 @@ KINDS: dict[str, Kind] = {
     ),
     "collectives": Kind(
         "lsai_lab.benches.collectives",
-        ":CollectivesConfig",
+        "lsai_lab.benches.config:CollectivesConfig",
         "run-collectives.ipynb",
         over_nodes=True,
     ),

@@ -75,6 +75,7 @@ class Session:
         none."""
         return prepared_id(config, self.data_root)
 
+    @functools.cache  # noqa: B019
     def study(self, name: str) -> Study:
         """A study's description under this session's profile."""
         return studies.load_study(self.root, name, self.profile)

@@ -5,43 +5,16 @@ tokens: which ones they are does not matter to the memory of a step.
 from typing import Any
 
 import torch
-from pydantic import Field
 
-from lsai_core.base.errors import UserError
-from lsai_core.config.train import Steps, Tokens, TrainConfig
 from lsai_core.optimizers.build import build_optimizer
 from lsai_core.training import step
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.search import Search, SearchConfig, predicted_size
+from lsai_lab.searches.config import BatchSearchConfig
+from lsai_lab.searches.search import Search, predicted_size
 
 # as every kind that can say what is missing
 from lsai_lab.searches.search import require as require
 from lsai_lab.searches.tries import begin_try, gpu_peaks
-
-
-class BatchSearchConfig(SearchConfig):
-    """How far to search."""
-
-    max_size: Tokens = Field(1 << 16, description="largest batch size tried")
-    steps: Steps = Field(2, description="optimizer steps per try")
-
-    @classmethod
-    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        found = super().from_study(config, settings)
-        if TrainConfig.model_validate(config).parallel.distributed:
-            advice = (
-                "leave out parallel.fsdp and cpu_offload, or measure the other parts alone "
-                "(--parts train)"
-            )
-            raise UserError(f"the search for the largest batch is for one process; {advice}")
-        del found["train"]["batch_size"]  # what is searched for
-        return found
-
-    def sized(self, size: int) -> TrainConfig:
-        # From the second micro-batch on all are alike.
-        return self.train.model_copy(
-            update={"batch_size": size, "grad_accum": min(2, self.train.grad_accum)}
-        )
 
 
 def run(config: BatchSearchConfig, context: Context) -> dict[str, Any]:

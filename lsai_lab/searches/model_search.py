@@ -13,71 +13,28 @@ import bisect
 import math
 import os
 import time
-from typing import Any, Literal, Self
+from typing import Any
 
 import psutil
 import torch
-from pydantic import Field, model_validator
 from torch.distributed.tensor import DTensor
 
 from lsai_core.config.precision import weight_dtype
-from lsai_core.config.presets import LARGEST_FACTOR, MOST_LAYERS, scaled_shape
-from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer, count_parameters, shaped
 from lsai_core.optimizers.build import build_optimizer, make_states, state_bytes
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
 from lsai_core.training import step
 from lsai_lab.runs.kinds import Context
-from lsai_lab.searches.search import Search, SearchConfig, predicted_size
+from lsai_lab.searches.config import ModelSearchConfig
+from lsai_lab.searches.search import Search, predicted_size
 
 # as every kind that can say what is missing
 from lsai_lab.searches.search import require as require
 from lsai_lab.searches.tries import GIB, begin_try, gpu_peaks
 
 _STRIDE = 1.25  # between the first two sizes predicted
-Grow = Literal["all", "n_layers"]
-
-
-class ModelSearchConfig(SearchConfig):
-    """What is measured, and by what the model grows."""
-
-    measure: Literal["load", "train"] = Field(
-        description="load: the weights alone; train: one whole step"
-    )
-    grow: Grow = Field(
-        description="all: the scaling factor; n_layers: the layers of the given model"
-    )
-    max_size: int = Field(
-        MOST_LAYERS,
-        gt=0,
-        le=MOST_LAYERS,
-        description="largest scaling factor or number of layers tried",
-    )
-    expandable_segments: bool = Field(
-        False,
-        description="on a GPU: the allocator's setting under which free pieces of memory serve any "
-        "size",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_far_as_there_are_shapes(cls, data: Any) -> Any:
-        """What grows by the scaling factor ends earlier than what grows by layers."""
-        if isinstance(data, dict) and data.get("grow") == "all":
-            return {"max_size": LARGEST_FACTOR, **data}
-        return data
-
-    @model_validator(mode="after")
-    def _largest_has_a_shape(self) -> Self:
-        if self.grow == "all" and self.max_size > LARGEST_FACTOR:
-            raise ValueError(
-                f"max_size={self.max_size}, and a scaling factor is at most {LARGEST_FACTOR}"
-            )
-        return self
-
-    def sized(self, size: int) -> TrainConfig:
-        return grown(self.train, self.grow, size)
 
 
 def run(config: ModelSearchConfig, context: Context) -> dict[str, Any]:
@@ -170,17 +127,6 @@ def _fill(model: Transformer) -> Transformer:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         local.fill_(1.0) if parameter.ndim == 1 else local.normal_(0.0, 0.02)
     return model
-
-
-def grown(train: TrainConfig, grow: Grow, size: int) -> TrainConfig:
-    """The run `train` with a model of that size. `all`: the shape of scaling factor `size`
-    (`presets.scaled_shape`); `n_layers`: its own with `size` layers."""
-    if grow == "n_layers":
-        return train.model_copy(update={"model": train.model.model_copy(update={"n_layers": size})})
-    model = ModelConfig.model_validate(
-        {"preset": f"scaled-all-{size}", **scaled_shape(size, "all")}
-    )
-    return train.model_copy(update={"model": model})
 
 
 def first_size(config: ModelSearchConfig, usable_gib: float, on_host_gib: float | None) -> int:

@@ -11,14 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic import Field
 
 from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.limits import host_limit_gib
-from lsai_core.config.affects import affecting
-from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import Seconds, Tokens, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.fp8 import recipes
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import predict
@@ -27,35 +24,10 @@ from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
+from lsai_lab.searches.config import SearchConfig
 from lsai_lab.searches.tries import GIB, Work, attempt, server
 
 _FIRST_STEP = 1.03  # from the prediction to the second try
-
-
-class SearchConfig(Strict):
-    """What every search is told: which training run, and how far and how finely to search."""
-
-    train: TrainConfig
-    max_size: Tokens = Field(description="largest size tried")
-    resolution: float = Field(
-        0.0, ge=0, lt=1, description="stop at this relative width; 0 finds the exact size"
-    )
-    try_timeout_s: Seconds = 120.0
-    budget_s: Seconds = Field(600.0, description="no try but the first begins later than this")
-    cpu_limit_gib: float = Field(
-        1.0, gt=0, le=2**20, description="on a CPU: what one process of a try may allocate"
-    )
-
-    @classmethod
-    def from_study(cls, config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """The row's training config, as far as it affects memory: a new learning rate does not
-        repeat the search."""
-        row = validated(TrainConfig, config, "the training config of a search")
-        return {"train": affecting(row, "memory"), **settings}
-
-    def sized(self, size: int) -> TrainConfig:
-        """The run with the size that is searched for."""
-        raise NotImplementedError
 
 
 def require(config: SearchConfig) -> None:

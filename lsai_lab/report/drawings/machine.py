@@ -9,9 +9,10 @@ from lsai_lab.report.colors import COLORS
 
 EDGE = "#444444"
 # Of an H100 (SXM): where numbers can lie, how many bytes, and TB/s to the arithmetic units. The
-# rate on the chip is 128 bytes a clock for each of 132 processors at 1.755 GHz.
+# rate on the chip is that of shared memory: 32 banks of 4 bytes a clock for each of 132 processors,
+# at the 1.83 GHz with which the data sheet's bf16 rate was computed (132 x 4,096 FLOPs a clock).
 LEVELS = {
-    "on chip: registers and\nshared memory, 66 MB": (29.6, "30 TB/s"),
+    "on chip: registers and\nshared memory, 66 MB": (30.9, "31 TB/s"),
     "GPU memory (HBM3), 80 GB": (3.35, "3.35 TB/s"),
     "other GPUs of the host,\nby NVLink": (0.45, "450 GB/s each way"),
     "host memory, by PCIe": (0.064, "64 GB/s each way"),

@@ -28,7 +28,7 @@ PARTS = {
         ("library", "clip the gradients,\nthen torch's fused AdamW"),
         ("own", "one kernel clips\nand updates"),
     ],
-    "fp8 products": [
+    "fp8 matmuls": [
         ("compiled", "torchao,\ncurrent scales"),
         ("compiled", "torchao,\ncurrent scales"),
         ("own", "own layers, current\nor delayed scales"),

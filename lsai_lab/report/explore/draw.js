@@ -17,12 +17,34 @@ export const svg = (tag, facts = {}, ...children) => {
 };
 
 export const count = (value) => Math.round(value).toLocaleString("en");
-export const gib = (size) => size.toFixed(Math.abs(size) < 99.95 ? 1 : 0);
+export const gib = (size, places = Math.abs(size) < 99.95 ? 1 : 0) => size.toLocaleString("en", { useGrouping: false,
+  minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven" });  // as Python rounds
 export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
   ? count(value) : String(Number(value.toPrecision(most)));
 export const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
   [name, change(value, name)]));
 export const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+// What a slider of tokens says: its value is their logarithm, and they are multiples of 256.
+export const tokensAt = (power) => 256 * Math.round(2 ** power / 256);
+
+// The head and the body of a table; an empty cell holds a dash.
+export const grid = (heads, rows) => {
+  const line = (tag) => (row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell ?? "–")));
+  return [make("thead", {}, line("th")(heads)), make("tbody", {}, ...rows.map(line("td")))];
+};
+
+// A picture, and functions that add to it.
+export const canvas = (width, height, label) => {
+  const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": label });
+  const add = (tag, facts, ...children) => {
+    const made = svg(tag, facts, ...children);
+    node.append(made);
+    return made;
+  };
+  return { node, add, text: (x, y, words, facts = {}) => add("text", { x, y, ...facts }, words) };
+};
 
 // One control: `choices` make a select, `range` ([least, most, step]) a slider, `entry` a field for a
 // number, else a checkbox. `show` says a slider's value in words.
@@ -33,46 +55,40 @@ const control = (name, { label, choices, range, entry, value, show = String }) =
     field.value = value ?? options[0][0];
     return { field, node: make("label", {}, label, field), read: () => field.value };
   }
-  if (entry) {
-    const field = make("input", { type: "number", name, min: 0, step: "any", value });
-    return { field, node: make("label", {}, label, field), read: () => Number(field.value) || 0 };
-  }
-  if (!range) {
+  if (!range && !entry) {
     const field = make("input", { type: "checkbox", name, checked: Boolean(value) });
     return { field, node: make("label", { className: "tick" }, field, label), read: () => field.checked };
   }
-  const [min, max, step] = range;
-  const field = make("input", { type: "range", name, min, max, step, value });
-  const said = make("output"), read = () => Number(field.value);
-  const tell = () => {
-    said.textContent = show(read());
-    field.setAttribute("aria-valuetext", said.textContent);
-  };
-  return { field, tell, read, node: make("label", {}, make("span", {}, `${label}: `, said), field) };
+  const [min, max, step] = range ?? [0, "", "any"], said = make("output");
+  const field = make("input", { type: range ? "range" : "number", name, min, max, step, value });
+  const read = () => Number(field.value);
+  const tell = () => field.ariaValueText = said.textContent = show(read());
+  const words = range ? make("span", {}, `${label}: `, said) : label;
+  return { field, read, tell: range && tell, node: make("label", {}, words, field) };
 };
 
 // Builds an explorable in `el`. `fields`: its controls by name. `update(values, view)` is called
 // with what they say, at first, after each change, and when the width changes. The view has the
 // `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)`, the fields, and
-// `note(name, words)`, which says beside a field what becomes of its value.
+// `note(name, words)`, which says beside a field what becomes of its value; `off(name, when, words)`
+// does so of a field that cannot be set `when` that is true, and returns it.
 export const explorable = (el, title, about, fields, update) => {
   const made = every(fields, (field, name) => control(name, field));
   const form = make("form", { onsubmit: () => false }, ...Object.values(made).map(({ node }) => node));
   const answer = make("p", { className: "answer", role: "status" }), picture = make("div");
   const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
-  const heading = make("p", { className: "title" }, make("strong", {}, title), ` ${about}`);
   el.classList.add("explore");
-  el.replaceChildren(heading, form, answer, picture, values);
+  el.replaceChildren(make("p", { className: "title" }, make("strong", {}, title), ` ${about}`), form, answer, picture, values);
   const view = {
     form, width: 0, picture,
     fields: every(made, ({ field }) => field),
     draw: (...nodes) => picture.replaceChildren(...nodes),
     say: (...words) => answer.replaceChildren(...words),
-    list: (heads, rows) => {
-      const cells = (tag, row) => row.map((cell) => make(tag, {}, cell ?? "–"));
-      const line = (row) => make("tr", {}, ...cells("td", row));
-      table.replaceChildren(make("thead", {}, make("tr", {}, ...cells("th", heads))),
-        make("tbody", {}, ...rows.map(line)));
+    list: (heads, rows) => table.replaceChildren(...grid(heads, rows)),
+    off: (name, when, words = "") => {
+      made[name].field.disabled = when;
+      if (when) view.note(name, words);
+      return when;
     },
     note: (name, words) => made[name].node.setAttribute("data-note", words),
     set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
@@ -114,15 +130,11 @@ export const between = (rows, tokens) => {
 const tick = (value) => value >= 1e4 ? `${digits(value / 1e3)}K` : digits(value);
 
 const ticksOf = ([low, high], log, wanted) => {
-  if (log) {
-    const powers = Math.ceil(Math.log10(low)), all = Math.floor(Math.log10(high)) - powers + 1;
-    return Array.from({ length: all }, (_, at) => 10 ** (powers + at))
-      .filter((_, at) => at % Math.ceil(all / wanted) === 0);
-  }
-  const rough = (high - low) / wanted, unit = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((times) => times * unit >= rough) * unit;
-  return Array.from({ length: Math.floor(high / step + 1e-9) - Math.ceil(low / step) + 1 },
-    (_, at) => (Math.ceil(low / step) + at) * step);
+  const [from, to] = log ? [Math.log10(low), Math.log10(high)] : [low, high];
+  const rough = (to - from) / wanted, unit = log ? 1 : 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((times) => times * unit >= rough) * unit, first = Math.ceil(from / step);
+  return Array.from({ length: Math.floor(to / step + 1e-9) - first + 1 },
+    (_, at) => log ? 10 ** ((first + at) * step) : (first + at) * step);
 };
 
 // A chart with axes. `x` and `y` are [low, high]; `log` names the logarithmic axes ("x", "xy").
@@ -135,14 +147,7 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
     return from + (of(value) - of(low)) / (of(high) - of(low)) * (to - from);
   };
   const X = scale(x, [left, width - right], "x"), Y = scale(y, [height - bottom, top], "y");
-  const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": label });
-  const add = (tag, facts, ...children) => {
-    const made = svg(tag, facts, ...children);
-    node.append(made);
-    return made;
-  };
-  const text = (at, up, words, facts = {}) => add("text", { x: at, y: up, ...facts }, words);
+  const { node, add, text } = canvas(width, height, label);
   const wanted = Math.max(3, Math.floor(width / 90));
   for (const [value, words] of yticks ?? ticksOf(y, log.includes("y"), 5).map((v) => [v, tick(v)])) {
     add("line", { x1: left, x2: width - right, y1: Y(value), y2: Y(value), class: "grid" });
@@ -166,11 +171,8 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
 };
 
 // Names of colors, as a line of text.
-export const legend = (pairs) => make("p", { className: "legend" }, ...pairs.map(([name, color]) => {
-  const box = make("i");
-  box.style.background = color;
-  return make("span", {}, box, name);
-}));
+export const legend = (pairs) => make("p", { className: "legend" }, ...pairs.map(([name, color]) =>
+  make("span", {}, make("i", { style: `background: ${color}` }), name)));
 
 // In JupyterLab. `ask(question)` is answered by Python.
 export const widget = (draw) => ({

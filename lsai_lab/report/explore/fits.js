@@ -1,4 +1,4 @@
-import { COLORS, count, digits, every, explorable, gib, legend, make, sum } from "./draw.js";
+import { COLORS, between, count, digits, every, explorable, gib, grid, legend, make, sum, tokensAt } from "./draw.js";
 
 const OWN = "a model of your own", SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads",
   n_kv_heads: "key-value heads", d_ff: "feed-forward width", vocab_size: "vocabulary" };
@@ -19,30 +19,22 @@ const ratios = (own, known, checkpoint) => {
     / of.n_layers) };
 };
 
+// A model of your own at a length: every part at each moment of the step as much larger as `by` says.
+const scaled = ({ moments, ...row }, by) => {
+  const lines = moments ?? every(row.parts, (size) => [size]);
+  const parts = Object.values(lines)[0].map((_, moment) => every(lines, (line, name) => line[moment] * (by[name] ?? 1)))
+    .reduce((a, b) => total(b) > total(a) ? b : a), larger = total(parts) / total(row.parts);
+  return { ...row, parts, needs: larger * row.needs, least: larger * row.least, host: by.weights * row.host };
+};
+
 export const draw = (el, data, ask) => {
   const { lengths, models, reference, gpus, counts, parts } = data, longest = lengths.at(-1);
   if (!data.ways.length) return;
-  const at = (line, tokens) => {  // of a line over the lengths
-    const b = Math.max(1, lengths.findIndex((length) => length >= tokens)), a = b - 1;
-    return line[a] + (tokens - lengths[a]) / (lengths[b] - lengths[a]) * (line[b] - line[a]);
-  };
-  const room = ({ needs }, usable) => {  // the most tokens that fit
-    const last = needs.findLastIndex((size) => size <= usable);
-    if (last < 0 || last === needs.length - 1) return last < 0 ? 0 : longest;
-    const share = (usable - needs[last]) / (needs[last + 1] - needs[last]);
-    return 1024 * Math.floor((lengths[last] + share * (lengths[last + 1] - lengths[last])) / 1024);
-  };
-  const scaled = (way, own) => {
-    const by = ratios(own, models[reference], way.checkpoint);
-    const peaks = way.needs.map((_, point) => {
-      const moments = way.moments?.[point] ?? every(way.parts, (line) => [line[point]]);
-      return Object.values(moments)[0].map((_, moment) => every(moments, (line, name) => line[moment]
-        * (by[name] ?? 1))).reduce((a, b) => total(b) > total(a) ? b : a);
-    });
-    const larger = (line) => line.map((size, point) => size * total(peaks[point])
-      / total(every(way.parts, (sizes) => sizes[point])));
-    return { ...way, needs: larger(way.needs), least: larger(way.least), host: way.host.map((size) =>
-      size * by.weights), parts: every(peaks[0], (_, name) => peaks.map((peak) => peak[name])) };
+  const room = (rows, usable) => {  // the most tokens that fit
+    const last = rows.findLastIndex(({ needs }) => needs <= usable), [a, b] = rows.slice(Math.max(0, last));
+    if (last < 0 || !b) return last < 0 ? 0 : longest;
+    const share = (usable - a.needs) / (b.needs - a.needs);
+    return 1024 * Math.floor((a.tokens + share * (b.tokens - a.tokens)) / 1024);
   };
   const body = make("tbody"), heads = make("tr"), others = make("table", { className: "rows" });
   const table = make("table", { className: "rows" }, make("thead", {}, heads), body);
@@ -56,15 +48,19 @@ export const draw = (el, data, ask) => {
       page.fields[name].parentElement.hidden = !own;
       if (own && now[name] < 1) page.note(name, "taken as 1");
     }
-    const length = Math.min(longest, 256 * Math.round(2 ** now.tokens / 256)), most = Number(now.gpus);
+    const length = Math.min(longest, tokensAt(now.tokens)), most = Number(now.gpus);
     const fit = Math.floor(longest / length), batch = Math.min(now.batch, fit), all = length * batch;
     page.set("batch", batch);
     if (batch === fit) page.note("batch", `at most ${fit}: predicted up to ${count(longest)} tokens`);
-    page.fields.products.disabled = now.states !== "bf16";
-    if (now.states !== "bf16") page.note("products", "bf16: fp8 was predicted for bf16 states");
-    const products = page.fields.products.disabled ? "bf16" : now.products;
+    const plain = page.off("products", now.states !== "bf16" || !gpus[now.gpu].fp8, gpus[now.gpu].fp8
+      ? "bf16: fp8 was predicted for bf16 states" : `bf16: the ${now.gpu} has no fp8`);
+    const products = plain ? "bf16" : now.products;
     const ways = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states
-      && way.products === products).map((way) => own ? scaled(way, own) : way);
+      && way.products === products).map((way) => {
+      const by = own && ratios(own, models[reference], way.checkpoint);
+      const rows = own ? way.rows.map((row) => scaled(row, by)) : way.rows;
+      return { ...way, rows, here: between(rows, all) };
+    });
     const work = own ? flops(own, length) / flops(models[reference], length) : 1;
     const hours = (row) => now.train * 1e9 / row.all / 3600;
     const long = (row) => {
@@ -73,14 +69,14 @@ export const draw = (el, data, ask) => {
     };
     const tried = (gpu, limit) => ways.filter((way) => way.gpus <= limit && (products === "bf16" || gpus[gpu].fp8))
       .map((way) => {
-        const { usable, most } = gpus[gpu], n = way.gpus, needs = at(way.needs, all), least = at(way.least, all);
+        const { usable, most } = gpus[gpu], n = way.gpus, { needs, least, host, parts: causes } = way.here;
         const rank = needs <= usable ? 0 : least <= most ? 1 : 2, size = rank === 1 ? least : needs;
         const [floor, fixed, slope, bend] = way.time[gpu] ?? [];  // seconds of a step
         const speed = all / work / Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed)
-          + all * (slope + bend * length)), causes = every(way.parts, (line) => at(line, all));
+          + all * (slope + bend * length));
         const name = `${way.checkpoint === "none" ? "no" : way.checkpoint} checkpointing${way.offload ? ", CPU offload"
           : ""}${way.fused ? "" : ", compiled, nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
-        return { way, name, n, rank, size, speed, all: speed * n, host: at(way.host, all), room: room(way, usable),
+        return { way, name, n, rank, size, speed, all: speed * n, host, room: room(way.rows, usable),
           causes: { ...causes, "unused reserve": Math.max(0, size - total(causes)) } };
       });
     const order = (wanted) => (a, b) => {
@@ -91,9 +87,9 @@ export const draw = (el, data, ask) => {
     const rows = tried(now.gpu, most).sort(order(now.order)), { memory, usable } = gpus[now.gpu], best = rows[0];
     if (!best) {
       page.draw();
-      return page.say(products === "fp8" && !gpus[now.gpu].fp8 ? `The ${now.gpu} has no fp8.` : ways.length
+      return page.say(ways.length
         ? `This model was predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`
-        : "This model was not predicted with fp8 products: choose bf16.");
+        : "This model was not predicted with fp8 matmuls: choose bf16.");
     }
     const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
     const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
@@ -122,15 +118,15 @@ export const draw = (el, data, ask) => {
     heads.replaceChildren(...["technique", `memory (line: ${gib(memory)} GiB)`, ...labels].map((head) =>
       make("th", { scope: "col" }, head)));
     body.replaceChildren(...rows.map((row) => {
+      let end = 0;  // of a part, in percent: the bar is as wide as one and a half GPUs
+      const percent = (size) => Math.min(100, end += size / memory / 0.015);
+      const bands = shown(row).map((name) => `${COLORS[name]} 0 ${percent(row.causes[name])}%`);
       const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
-        `${name} ${gib(row.causes[name])} GiB`).join(", ") });
-      let end = 0;  // the bar is as wide as one and a half GPUs
-      const bands = shown(row).map((name) => `${COLORS[name]} 0 ${Math.min(100, end += row.causes[name] / memory / 0.015)}%`);
-      bar.style.background = `linear-gradient(90deg, ${bands.join()}, #0000 0)`;
+        `${name} ${gib(row.causes[name])} GiB`).join(", "), style: `background: linear-gradient(90deg, ${bands}, #0000 0)` });
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
-      const cells = [["fits", "tight", "too large"][row.rank], gib(row.size), count(row.all), count(row.speed),
-        long(row), count(row.room)].map((cell, place) => {
-        const node = make("td", place ? {} : { className: ["fits", "tight", "large"][row.rank] },
+      const verdict = ["fits", "tight", "too large"][row.rank];
+      const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), count(row.room)].map((cell, place) => {
+        const node = make("td", place ? {} : { className: verdict.split(" ").at(-1) },
           ["NaN", "0"].includes(cell) ? "–" : cell);
         node.dataset.label = labels[place];
         return node;
@@ -140,45 +136,43 @@ export const draw = (el, data, ask) => {
         make("th", { scope: "row" }, row.name, ...host), make("td", {}, bar), ...cells);
     }));
     explain(best);
-    const line = (tag, row) => make("tr", {}, ...row.map((cell) => make(tag, {}, cell)));
-    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit (≈: speed by the data sheet)"), make("thead", {}, line("th",
-      ["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"])), make("tbody", {},
-      ...Object.keys(gpus).map((gpu) => {
-        const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
-        return line("td", [gpu, gib(gpus[gpu].memory), ...first ? [first.n, first.name, gib(first.size), first.all
-          ? `${gpus[gpu].timed ? "" : "≈ "}${count(first.all)}` : "–"] : ["none", "nothing up to 64 GPUs", "–", "–"]]);
-      })));
+    const fewest = Object.entries(gpus).map(([gpu, { memory, timed }]) => {
+      const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
+      return [gpu, gib(memory), ...first ? [first.n, first.name, gib(first.size), first.all
+        ? `${timed ? "" : "≈ "}${count(first.all)}` : null] : ["none", "nothing up to 64 GPUs", null, null]];
+    });
+    others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit (≈: speed by the data sheet)"),
+      ...grid(["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"], fewest));
     const { checkpoint, offload, fused } = best.way, { parameters, ...shape } = own || {};
     question = { model: own ? shape : now.model, states: now.states, products, checkpoint, offload, fused,
       gpus: best.n, tokens: all };
     page.list(["cause", "GiB"], shown(best).map((name) => [name, digits(best.causes[name], 4)]));
-    if (page.started && el.dataset.address !== undefined) {  // the choice stands in the address of its own page
-      location.replace(`#${new URLSearchParams(every(page.fields, (field) => field.value))}`);
-    }
-    page.started = true;
     page.draw(table, inside, others);
   };
-  const asked = new URLSearchParams(el.dataset.address === undefined ? "" : location.hash.slice(1));
-  const usual = (name, value, known) => {
-    const given = asked.get(name);
-    return given && (known ? known.map(String).includes(given) : Number(given) >= 0) ? given : value;
-  };
-  const select = (name, label, choices, value) => ({ label, choices, value: usual(name, value, choices.map((choice) =>
-    [choice].flat()[0])) });
   const page = explorable(el, "Will it fit, and how fast?", "Set what you have and what you want.", {
-    model: select("model", "model", [...Object.keys(models), OWN], reference),
-    ...every(SHAPE, (label, name) => ({ label, entry: true, value: usual(name, models[reference][name]) })),
-    gpu: select("gpu", "GPU", Object.keys(gpus), "H100"),
-    gpus: select("gpus", "GPUs at most", counts, 1),
+    model: { label: "model", choices: [...Object.keys(models), OWN], value: reference },
+    ...every(SHAPE, (label, name) => ({ label, entry: true, value: models[reference][name] })),
+    gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
+    gpus: { label: "GPUs at most", choices: counts },
     tokens: { label: "tokens in a sequence", range: [Math.log2(lengths[0]), Math.log2(longest), 0.25],
-      value: usual("tokens", 13), show: (power) => count(256 * Math.round(2 ** power / 256)) },
-    batch: { label: "sequences on a GPU", range: [1, 32, 1], value: usual("batch", 1) },
-    states: select("states", "weights and states", data.states, "bf16"),
-    products: select("products", "matrix products", ["bf16", "fp8"], "bf16"),
-    train: { label: "tokens to train (billions)", entry: true, value: usual("train", 1) },
-    order: select("order", "best is", [["fewest", "the fewest GPUs"], ["cheapest", "the least GPU time"],
-      ["shortest", "the shortest time"]], "fewest"),
+      value: 13, show: (power) => count(tokensAt(power)) },
+    batch: { label: "sequences on a GPU", range: [1, 32, 1], value: 1 },
+    states: { label: "weights and states", choices: data.states, value: "bf16" },
+    products: { label: "matmuls", choices: ["bf16", "fp8"] },
+    train: { label: "tokens to train (billions)", entry: true, value: 1 },
+    order: { label: "best is", choices: [["fewest", "the fewest GPUs"], ["cheapest", "the least GPU time"],
+      ["shortest", "the shortest time"]] },
   }, update);
+  const own = el.dataset.address !== undefined;  // its own page, in whose address the choice stands
+  const asked = new URLSearchParams(own ? location.hash.slice(1) : "");
+  for (const [name, field] of Object.entries(page.fields)) {
+    const usual = field.value;
+    field.value = asked.get(name) ?? usual;
+    if (!field.value || !field.checkValidity()) field.value = usual;
+  }
+  if (asked.size) page.again();
+  if (own) page.form.addEventListener("input", () =>
+    location.replace(`#${new URLSearchParams(every(page.fields, (field) => field.value))}`));
   if (!ask) return;
   page.form.append(asks);
   asks.onclick = async () => {

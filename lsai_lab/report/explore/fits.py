@@ -86,26 +86,22 @@ def _shape(name: str) -> dict[str, int]:
 
 
 def _way(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One setting over the lengths: `needs`, `least`, `host` and every one of `parts` as lines over
-    them; of each GPU the seconds of a step (`_time`); of the first model, which others are scaled
-    from, every part at some moments of the step."""
+    """One setting: of each GPU the seconds of a step (`_time`), and as `rows`, by tokens, what it
+    needs; of the first model, which others are scaled from, with every part at some moments of the
+    step."""
     first = rows[0]
     found = {name: first[name] for name in AXES[:-1]}
-    found |= {name: [row[name] for row in rows] for name in ("needs", "least", "host")}
-    found["parts"] = _lines([row["parts"] for row in rows])
+    keys = ("tokens", "needs", "least", "host", "parts")
+    found["rows"] = [{key: row[key] for key in keys} for row in rows]
     names = [gpu for gpu in first["seconds"] if all(gpu in row["seconds"] for row in rows)]
     found["time"] = {
         gpu: _time([row["tokens"] for row in rows], [row["seconds"][gpu] for row in rows])
         for gpu in names
     }
     if "timeline" in first and first["model"] == next(iter(MODELS)):
-        found["moments"] = [_moments(row["timeline"]) for row in rows]
+        for row, kept in zip(rows, found["rows"], strict=True):
+            kept["moments"] = _moments(row["timeline"])
     return found
-
-
-def _lines(rows: list[dict[str, float]]) -> dict[str, list[float]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name, 0.0) for row in rows] for name in names}
 
 
 def _time(tokens: list[int], seconds: list[float]) -> list[float]:
@@ -147,7 +143,9 @@ def _between_counts(ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def mixed(one: Any, two: Any, share: float) -> Any:
     """Between `one` and `two`, by `share`: numbers, and lists and dictionaries of numbers; what is
-    neither is as in `one`."""
+    neither is as in `one`, and what is equal stays."""
+    if one == two:
+        return one
     if isinstance(one, dict):
         names = dict.fromkeys([*one, *two])
         return {name: mixed(one.get(name, 0), two.get(name, 0), share) for name in names}
@@ -184,8 +182,7 @@ def picture(data: dict[str, Any]) -> Figure:
     ways = [way for way in data["ways"] if asked.items() <= way.items()]
     for place, way in enumerate(ways):
         end = 0.0
-        for name, sizes in way["parts"].items():
-            size = sizes[1]
+        for name, size in way["rows"][1]["parts"].items():
             axes.barh(place, size, left=end, color=COLORS[name])
             end += size
     axes.set_yticks(range(len(ways)), [f"{way['checkpoint']} checkpointing" for way in ways])

@@ -1,12 +1,11 @@
-import { COLORS, between, chart, count, digits, every, explorable, gib, legend, mixed, sum } from "./draw.js";
+import { COLORS, between, chart, count, digits, every, explorable, gib, legend, mixed, sum, tokensAt } from "./draw.js";
 
 export const draw = (el, data, ask) => {
-  const { gpus, parts, slices, models, states, checkpoints } = data;
+  const { gpus, parts, slices, models, states, checkpoints, lengths } = data;
   const total = sum(Object.values(slices)), answers = new Map();  // what Python predicted, by question
   const whole = (row) => ({ ...row, timeline: every(row.timeline, (line) =>  // a cause may be one number
     line.length ? line : Array(total).fill(line)) });
-  const rows = data.rows.map(whole), lengths = [...new Set(rows.map((row) => row.tokens))].sort((a, b) => a - b), last = lengths.at(-1);
-  const first = Math.log2(lengths[0]);
+  const rows = data.rows.map(whole), last = lengths.at(-1);
   let waiting;
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
@@ -24,23 +23,23 @@ export const draw = (el, data, ask) => {
   explorable(el, "The memory of a training step.", "Change it until it fits.", {
     model: { label: "model", choices: models },
     gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
-    tokens: { label: "tokens in a sequence", range: [first, Math.log2(last), 0.25], value: 13,
-      show: (power) => count(256 * Math.round(2 ** power / 256)) },
+    tokens: { label: "tokens in a sequence", range: [Math.log2(lengths[0]), Math.log2(last), 0.25], value: 13,
+      show: (power) => count(tokensAt(power)) },
     batch: { label: "sequences on a GPU", range: [1, 16, 1], value: 1 },
     states: { label: "weights and states", choices: states, value: "bf16" },
     checkpoint: { label: "checkpointing", choices: checkpoints },
     gpus: { label: "GPUs that share it (FSDP)", choices: [1, 2, 4, 8, 16, 32, 64] },
     fused: { label: "fused kernels", value: true },
   }, (now, page) => {
-    const length = 256 * Math.round(2 ** now.tokens / 256);
+    const length = tokensAt(now.tokens);
     const room = Math.floor(last / length), batch = Math.min(now.batch, room);
     page.set("batch", batch);
     if (batch === room) page.note("batch", `at most ${room}: predicted up to ${count(last)} tokens`);
     const plain = now.gpus === "1" && now.checkpoint === "none";
-    page.fields.fused.disabled = !plain || !rows.some((row) => !row.fused && row.states === now.states);
-    if (page.fields.fused.disabled) page.note("fused", "(all else was predicted fused)");
+    const fused = page.off("fused", !plain || !rows.some((row) => !row.fused && row.states === now.states),
+      "(all else was predicted fused)") || now.fused;
     const asked = { model: now.model, states: now.states, checkpoint: now.checkpoint, gpus: Number(now.gpus),
-      fused: page.fields.fused.disabled || now.fused, tokens: length * batch };
+      fused, tokens: length * batch };
     const [found, how] = lookup(asked), { memory, usable, most } = gpus[now.gpu];
     if (ask && how !== "predicted") {
       clearTimeout(waiting);

@@ -36,6 +36,7 @@ def data() -> dict[str, Any]:
         "gpus": gpus(),
         "parts": list(PARTS),
         "slices": SLICES,
+        "lengths": sorted({row["tokens"] for row in rows}),
         "models": list(DRAWN),
         "states": list(STATES),
         "checkpoints": list(CHECKPOINTS),

@@ -1,20 +1,20 @@
-import { COLORS, PALETTE, chart, count, digits, explorable, legend, make, sum, svg } from "./draw.js";
+import { COLORS, PALETTE, canvas, chart, count, digits, explorable, legend, make, sum } from "./draw.js";
 
 // The causal triangle of each group of heads: who computes a pair of chunks, and in which step.
 const triangles = ({ groups, cells, work }, gpus, step, width) => {
   const chunks = 2 * work[0].length, side = Math.min(230, width / Math.min(groups, 4) - 14);
   const rows = Math.ceil(groups / 4), cell = side / chunks;
-  const node = svg("svg", { width: Math.min(groups, 4) * (side + 14), height: rows * (side + 24), role: "img",
-    "aria-label": `Queries by keys, colored by GPU; ${groups} group${groups > 1 ? "s" : ""} of heads` });
+  const { node, add, text } = canvas(Math.min(groups, 4) * (side + 14), rows * (side + 24),
+    `Queries by keys, colored by GPU; ${groups} group${groups > 1 ? "s" : ""} of heads`);
   for (let group = 0; group < groups; group += 1) {
     const left = (group % 4) * (side + 14), top = Math.floor(group / 4) * (side + 24) + 16;
-    node.append(svg("text", { x: left, y: top - 4 }, groups > 1 ? `heads, part ${group + 1}` : "keys →"));
+    text(left, top - 4, groups > 1 ? `heads, part ${group + 1}` : "keys →");
     for (const [query, key, worker, at] of cells) {
       const facts = { fill: PALETTE[worker * groups + group], opacity: at < step ? 0.45 : at > step ? 0.12 : 1 };
       const [x, y] = [left + key * cell, top + query * cell];
-      node.append(query === key  // half of it: a query has no later keys
-        ? svg("path", { ...facts, d: `M${x} ${y}v${cell}h${cell}z` })
-        : svg("rect", { ...facts, x, y, width: cell + 0.3, height: cell + 0.3 }));
+      const edge = cell + 0.3;
+      // half of a cell on the diagonal: a query has no later keys
+      add("path", { ...facts, d: `M${x} ${y}v${edge}h${edge}${query === key ? "" : `v${-edge}`}z` });
     }
   }
   return node;
@@ -23,17 +23,16 @@ const triangles = ({ groups, cells, work }, gpus, step, width) => {
 // What each GPU computes in this step, and how long it waits for the slowest.
 const bars = ({ groups, work, sent }, gpus, step, width) => {
   const most = Math.max(...work.flat()), row = 24, left = 56, right = 118;
-  const node = svg("svg", { width, height: gpus * row + 20, role: "img",
-    "aria-label": `Work and messages of each GPU in step ${step + 1}` });
+  const { node, add, text } = canvas(width, gpus * row + 20,
+    `Work and messages of each GPU in step ${step + 1}`);
   const scale = (width - left - right) / most, slowest = Math.max(...work[step]);
-  const text = (x, y, words) => node.append(svg("text", { x, y }, words));
   text(left, 12, "computes (gray: waits)");
   text(width - right + 8, 12, "sends");
   for (let gpu = 0; gpu < gpus; gpu += 1) {
     const rank = Math.floor(gpu / groups), share = work[step][rank], y = 18 + gpu * row;
     text(0, y + 15, `GPU ${gpu + 1}`);
-    const bar = (from, length, fill) => node.append(svg("rect", { x: left + from * scale, y: y + 2,
-      width: Math.max(0, length * scale), height: row - 6, fill }));
+    const bar = (from, length, fill) => add("rect", { x: left + from * scale, y: y + 2,
+      width: Math.max(0, length * scale), height: row - 6, fill });
     bar(0, share, PALETTE[gpu]);
     bar(share, slowest - share, "#8886");
     const last = step === work.length - 1 ? sent.at(-1)[rank] : 0;
@@ -62,10 +61,7 @@ const speeds = (measured, methods, now, width) => {
 };
 
 export const draw = (el, { plans, methods, measured, length }) => {
-  let playing;
-  const stop = () => playing = clearInterval(playing);
-  const button = make("button", { type: "button" }, "Play");
-  const page = explorable(el, "Attention over several GPUs.", "A color is a GPU. Step through it.", {
+  explorable(el, "Attention over several GPUs.", "A color is a GPU. Step through it.", {
     method: { label: "method", choices: Object.entries(methods) },
     gpus: { label: "GPUs", choices: [2, 4, 8], value: 4 },
     step: { label: "step", range: [1, 8, 1], value: 1 },
@@ -90,16 +86,4 @@ export const draw = (el, { plans, methods, measured, length }) => {
       work.map((shares, at) => [at + 1, ...shares.map((share, rank) =>
         `${digits(100 * share)}, ${digits(sent[at + 1][rank])}`)]));
   });
-  button.onclick = () => {
-    button.textContent = playing ? "Play" : "Stop";
-    if (playing) return stop();
-    const next = () => {
-      if (!el.isConnected) return stop();
-      const { step } = page.fields;
-      page.set("step", step.value === step.max ? 1 : Number(step.value) + 1);
-      page.again();
-    };
-    playing = setInterval(next, 900);
-  };
-  page.form.append(button);
 };

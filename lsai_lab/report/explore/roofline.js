@@ -6,18 +6,18 @@ export const draw = (el, data) => {
   const { operations, gpus, measured } = data;
   const page = explorable(el, "The roofline.", "Drag the point, or move the slider. Does arithmetic "
     + "or memory decide?", {
-    operation: { label: "operation", choices: Object.keys(operations), value: "gate and up product" },
+    operation: { label: "operation", choices: Object.keys(operations), value: "gate and up matmul" },
     gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
-    format: { label: "format of products", choices: ["bf16", "fp8"] },
+    format: { label: "format of matmuls", choices: ["bf16", "fp8"] },
     tokens: { label: "tokens", range: [0, 15, 0.25], value: 13, show: (power) => count(2 ** power) },
     fused: { label: "fuse with what follows", value: false },
   }, (now, page) => {
     const { operation, gpu } = now, alone = operations[operation], known = gpus[gpu];
-    page.fields.format.disabled = !alone.bytes.fp8 || !known.fp8;
-    if (page.fields.format.disabled) page.note("format", `bf16: ${known.fp8 ? "fp8 is for products" : "no fp8 there"}`);
-    page.fields.fused.disabled = !alone.fused;
-    page.fields.tokens.disabled = !alone.flop[1];
-    const format = page.fields.format.disabled ? "bf16" : now.format, fused = now.fused && alone.fused;
+    const plain16 = page.off("format", !alone.bytes.fp8 || !known.fp8,
+      `bf16: ${known.fp8 ? "fp8 is for matmuls" : "no fp8 there"}`);
+    page.off("fused", !alone.fused);
+    page.off("tokens", !alone.flop[1]);
+    const format = plain16 ? "bf16" : now.format, fused = now.fused && alone.fused;
     const roof = (intensity, way) => Math.min(known[way], intensity * known.copy / 1e3);
     const cost = ({ flop, bytes }, tokens) => {
       const at = ([base, each]) => base + each * tokens, work = at(flop), moved = at(bytes[format]);
@@ -28,7 +28,7 @@ export const draw = (el, data) => {
     const limit = here.arithmetic > here.memory ? "arithmetic" : "memory", plain = cost(alone, tokens);
     const apart = fused && cost({ flop: alone.flop, bytes: alone.apart }, tokens).moved;
     page.say(`${operation}${fused ? ` with ${alone.with}` : ""}: ${digits(here.work / 1e9)} GFLOP and `
-      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOP${digits(here.intensity) === "1" ? "" : "s"} per byte. On one ${gpu} it takes at `
+      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOP/byte. On one ${gpu} it takes at `
       + `least ${microseconds(here.least)}; ${limit} decides.`
       + `${fused ? ` Apart, ${digits(apart / 1e6)} MB would move: fusing saves ${digits((apart - here.moved) / 1e6)}.` : ""}`);
     const range = [0.1, 20000], top = Math.max(known.fp8 ?? 0, known.bf16);

@@ -39,7 +39,7 @@ def operations(shape: ModelConfig) -> dict[str, dict[str, Any]]:
     attention = _operation((0, 2 * scores * size), {"bf16": (0, 4 * (d + kv))})
     eager = _operation((0, 2 * scores * size), {"bf16": (0, 8 * scores)})
     return {
-        "gate and up product": product | _fused(product, "SwiGLU", swiglu, 8 * f),
+        "gate and up matmul": product | _fused(product, "SwiGLU", swiglu, 8 * f),
         "SwiGLU": swiglu,
         "RMSNorm": norm,
         "residual sum": residual | _fused(residual, "RMSNorm", norm, 2 * d),

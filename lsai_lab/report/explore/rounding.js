@@ -42,8 +42,7 @@ export const draw = (el, data) => {
         + `to nearest at ${digits(end(nearest), 4)}, stochastically at ${digits(mean, 4)}` });
     const points = (line) => line.map((value, step) => [step, value]);
     for (const line of random) lines.line(points(line), COLORS.good, { "stroke-width": 1, opacity: 0.45 });
-    const means = exact.map((_, step) => sum(random.map((line) => line[step])) / 8);
-    lines.line(points(means), COLORS.good);
+    lines.line(points(exact.map((_, step) => sum(random.map((line) => line[step])) / 8)), COLORS.good);
     lines.line(points(exact), "currentColor", { "stroke-dasharray": "5 4", "stroke-width": 1.5 });
     lines.line(points(nearest), COLORS.bad, { "stroke-width": 2.5 });
     page.draw(legend([["exact (dashed)", "currentColor"], ["to nearest", COLORS.bad],

@@ -19,7 +19,7 @@ CHANGES = {
     "fused_loss": ("fused loss", "loss in chunks, never all logits"),
     "fused_blocks": ("fused blocks", "own kernels for SwiGLU and RMSNorm"),
     "fused_optimizer": ("fused optimizer", "one kernel clips and updates"),
-    "fp8": ("fp8 products", "matrix products in fp8 with delayed scales"),
+    "fp8": ("fp8 matmuls", "matmuls in fp8 with delayed scales"),
 }
 
 
