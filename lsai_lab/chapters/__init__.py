@@ -58,6 +58,7 @@ Predictions:
     rival_table, SAMPLES                 others' programs beside this package, by what was asked
     prediction_errors, error_summary     errors by what was predicted and what tested it
     program_errors, published_errors     of other people's programs; of published figures
+    plans_tried                          plans that ran with their budget as the limit
     verdicts, host_difference            whether a run fits; what two GPUs differ by
     what_fits, PARTS                     a model's techniques; the parts of its peak
 
@@ -183,6 +184,7 @@ NAMES = {
         "PARTS",
         "error_summary",
         "host_difference",
+        "plans_tried",
         "prediction_errors",
         "program_errors",
         "published_errors",

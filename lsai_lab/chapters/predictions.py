@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
+from lsai_core.base.files import read_jsonl
 from lsai_core.prediction import memory
 from lsai_lab.predictions.recorded import step_errors
 from lsai_lab.project.files import reading_root
@@ -48,20 +50,43 @@ def _rows(what: str, tested_on: str, predicted: pd.Series, measured: pd.Series) 
 
 
 def program_errors() -> pd.DataFrame:
-    """Programs of other people, predicted on a simulated GPU before they ran on one: `name`, and
-    the errors of `active` and `reserved` memory."""
-    folder = reading_root() / "reports" / "predictions"
-    said, seen = (
-        json.loads((folder / name).read_text(encoding="utf-8"))
-        for name in ("anybody.json", "anybody.measured.json")
-    )
+    """Programs of other people, predicted on a simulated GPU before they ran on one: `name`, the
+    `set` that was predicted together, the errors of `active` and `reserved` memory, and what they
+    are with today's code and the package versions that ran (`active_now`), where that was predicted
+    once more. Programs that do not run are left out."""
+    again = _kept("anybody.in_sample")
     rows = [
         {
             "name": name,
+            "set": place,
             "active": said[name]["allocated"] / measured["active"] - 1,
             "reserved": said[name]["reserved"] / measured["reserved"] - 1,
+            "active_now": again.get(name, said[name])["allocated"] / measured["active"] - 1,
         }
-        for name, measured in seen.items()
+        for place in ("anybody", "anybody_more")
+        for said in [_kept(place)]
+        for name, measured in _kept(f"{place}.measured").items()
+        if "error" not in measured
+    ]
+    return pd.DataFrame(rows)
+
+
+def _kept(name: str) -> dict[str, Any]:
+    path = reading_root() / "reports" / "predictions" / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def plans_tried() -> pd.DataFrame:
+    """Plans that ran with their budget as the limit of PyTorch's memory: `budget` and `reserved`
+    GiB, and whether they `held`."""
+    path = reading_root() / "reports" / "predictions" / "plans.measured.jsonl"
+    rows = [
+        {
+            "budget": row["budget_gib"],
+            "reserved": row["measured"]["reserved_gib"],
+            "held": row["measured"]["fits"],
+        }
+        for row in read_jsonl(path)
     ]
     return pd.DataFrame(rows)
 
