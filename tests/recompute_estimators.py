@@ -21,8 +21,7 @@ def estimators(runs, recorded):
 def _published(recorded):
     with (recorded / "predictions" / "published.csv").open(newline="") as file:
         rows = [row | {"config": json.loads(row["config"])} for row in csv.DictReader(file)]
-    # the formulas know neither shared matrices nor stages
-    rows = [row for row in rows if not {"tp", "pp"} & {*row["config"].get("parallel", {})}]
+    rows = [row for row in rows if _is_known(row["config"])]
     said = [_formulas(row["config"], int(row["masters"]), float(row["published"])) for row in rows]
     return np.array([float(row["error"]) for row in rows]), _by_name(said)
 
@@ -33,10 +32,19 @@ def _recorded(runs, recorded):
     ours, said = [], []
     for run in runs:
         measured, config = measured_gib(run), _trained(run)
-        if measured and (row := kept[run.name])["predicted_reserved"]:
+        if not measured or not _is_known(config):
+            continue
+        if (row := kept[run.name])["predicted_reserved"]:
             ours.append(float(row["predicted"]) / measured - 1)
             said.append(_formulas(config, 1, measured))
     return np.array(ours), _by_name(said)
+
+
+def _is_known(config):
+    """Whether the formulas know its way: neither shared matrices, nor stages, nor whole copies."""
+    parallel = config.get("parallel", {})
+    one = parallel.get("tp", 1) * parallel.get("pp", 1) == 1
+    return one and parallel.get("kind", "fsdp") == "fsdp"
 
 
 def measured_gib(run):

@@ -172,7 +172,7 @@ def test_the_command_line_says_whose_step_it_is(shared: Project, tmp_path: Path)
     found = json.loads(out)
     assert code == 0 and found["step"]["seq_len"] == 64 and len(found["gpus"]) == 1
     assert any("that of transformers" in remark for remark in found["remarks"])
-    code, out, _ = shared.lsai(*words, "--gpu", "0.7GB", "--set", "seq_len=128")
+    code, out, _ = shared.lsai(*words, "--gpu", "0.7GiB", "--set", "seq_len=128")
     assert code == 0 and "the step is that of transformers" in out and "128 tokens" in out
     for more, said in (
         (("--set", "optim.lr=0.1"), "optim.lr is a setting of"),

@@ -553,7 +553,7 @@ def test_command_line(shared: Project) -> None:
     assert code == 0 and found["parts_gib"]["FSDP buffers"] > 0 and len(found["gpus"]) == len(GPUS)
     code, out, _ = shared.lsai("techniques", *words[1:], "--gpu", "h200")
     assert code == 0 and "The first that fits: as configured" in out and "--set" not in out
-    code, out, _ = shared.lsai(*words, "--gpu", "0.01GB")
+    code, out, _ = shared.lsai(*words, "--gpu", "0.01GiB")
     assert (
         code == 1
         and "Does not fit GPU with 0.01 GiB" in out

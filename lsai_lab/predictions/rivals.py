@@ -111,7 +111,7 @@ def _published(root: Path) -> pd.DataFrame:
 def _programs(root: Path) -> pd.DataFrame:
     predictions = root / "reports" / "predictions"
     ours, measured = (
-        json.loads((predictions / name).read_text())
+        json.loads((predictions / name).read_text(encoding="utf-8"))
         for name in ("anybody.json", "anybody.measured.json")
     )
     active = pd.Series({name: found["active"] for name, found in measured.items()})

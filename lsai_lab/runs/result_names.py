@@ -107,6 +107,7 @@ NAMES = [
     "copy_gb_per_s",
     "h2d_gb_per_s",
     "d2h_gb_per_s",
+    "<operation>_bus_gb_per_s",
 ]
 # Which figure of several: a name may end so.
 _ENDING = re.compile(r"(_p25|_p75|_min|_max|_mean|_min_rank|_low|_high)$")
