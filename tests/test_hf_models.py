@@ -43,7 +43,8 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS,
     "glm4_moe": EXPERTS,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "deepseek_v3": {**EXPERTS, "q_lora_rank": 16, "kv_lora_rank": 16, "n_group": 1},
+    "deepseek_v3": {**EXPERTS, "q_lora_rank": 16, "kv_lora_rank": 16, "n_group": 1}
+    | {"num_key_value_heads": 4},  # its own attention has as many of them as of queries
     "t5": {"d_model": 64, "d_ff": 128, "num_layers": 2, "decoder_start_token_id": 0},
     "mt5": {"d_model": 64, "d_ff": 128, "num_layers": 2, "decoder_start_token_id": 0},
     "bart": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64},
