@@ -30,10 +30,9 @@ from lsai_core.profiling.trace import KERNEL_CLASSES
 from lsai_lab.predictions.steps import config_of
 from lsai_lab.report.colors import COLORS, KERNEL_COLORS, MEMORY_COLORS, PALETTE
 from lsai_lab.report.explore import ring
-from lsai_lab.report import load
 from lsai_lab.report.explore.scripts import FOLDER, NAMES, page_script, write_page_files
 from lsai_lab.report.explore.show import module_of
-from lsai_lab.report.load import load
+from lsai_lab.report.load import load, session
 
 # As of the report's pages: no code but the page's own, nothing from elsewhere.
 POLICY = "default-src 'none'; img-src data:; script-src 'self' file:; style-src 'self' file:"
@@ -49,7 +48,7 @@ PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8">
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a page for each explorable."""
-    load.session.cache_clear()  # another file's tests may have left a project of theirs
+    session.cache_clear()  # another file's tests may have left a project of theirs
     folder = tmp_path_factory.mktemp("explore")
     (folder / "book.css").write_text((CHECKOUT / "reports" / "book.css").read_text())
     for name in NAMES:
