@@ -100,4 +100,5 @@ def test_own_runs_change_their_chapter_only(
     for name, content in beside.items():
         if name != OWN:  # where a reason of one's own failed run may name one
             assert str(CHECKOUT).encode() not in content, name
-        assert str(tmp_path).encode() not in content, name
+        # as far as a frame shows it, which cuts long texts
+        assert str(tmp_path)[:30].encode() not in content, name

@@ -280,6 +280,11 @@ class ParallelConfig(Strict):
         return self.kind in ("ddp", "zero1")
 
     @property
+    def state_parts(self) -> int:
+        """Among how many processes the optimizer states of one copy are divided."""
+        return self.replicate if self.kind == "zero1" else self.shards * self.tp * self.pp
+
+    @property
     def distributed(self) -> bool:
         """Whether the run's processes form a group: several, and with CPU offload one as well."""
         return self.world_size > 1 or self.cpu_offload

@@ -17,7 +17,7 @@ from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 
-MATRICES = 4  # of a block: what DDP sums at once, since each is larger than a bucket
+_MATRICES = 4  # of a block: what DDP sums at once, since each is larger than a bucket
 _SUMMED_BYTES = 4  # FSDP sums gradients in fp32
 
 
@@ -39,9 +39,20 @@ class Exchange:
         return self.calls * self.size * share * (2 if self.operation == "all_reduce" else 1)
 
 
-def gathers(config: TrainConfig) -> int:
+def _gathers(config: TrainConfig) -> int:
     """How often FSDP2 gathers each weight in a step."""
     return 1 if config.parallel.kind == "zero2" else 2 * config.grad_accum
+
+
+def copied_bytes(config: TrainConfig) -> float:
+    """Bytes that FSDP2 reads and writes in a step around its messages: weights out of what it
+    gathered, gradients into what it sums in fp32."""
+    if not config.parallel.sharded:
+        return 0.0
+    total = count_parameters(config.model).total / config.parallel.tp
+    computed = compute_dtype(config.precision).itemsize
+    gradients = (computed + _SUMMED_BYTES) * config.grad_accum
+    return total * (2 * computed * _gathers(config) + gradients)
 
 
 def exchanges(config: TrainConfig) -> Iterator[Exchange]:
@@ -50,14 +61,14 @@ def exchanges(config: TrainConfig) -> Iterator[Exchange]:
     total = count_parameters(config.model).total / parallel.tp
     computed = compute_dtype(config.precision).itemsize
     if parallel.keeps_copies:
-        calls, size = MATRICES * blocks, total * weight_dtype(config.precision).itemsize
+        calls, size = _MATRICES * blocks, total * weight_dtype(config.precision).itemsize
         yield Exchange("all_reduce", parallel.replicate, calls, size / calls)
         if parallel.kind == "zero1":
             yield Exchange("all_gather", parallel.replicate, calls, size / calls, hidden=False)
     elif parallel.shards > 1:
         sums = blocks * config.grad_accum
         weights, gradients = computed * total / blocks, _SUMMED_BYTES * total / blocks
-        yield Exchange("all_gather", parallel.shards, gathers(config) * blocks, weights)
+        yield Exchange("all_gather", parallel.shards, _gathers(config) * blocks, weights)
         yield Exchange("reduce_scatter", parallel.shards, sums, gradients)
         if parallel.replicate > 1:
             own = gradients / parallel.shards

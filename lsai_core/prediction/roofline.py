@@ -42,7 +42,7 @@ from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import state_bytes
-from lsai_core.prediction.exchanges import exchanges, gathers
+from lsai_core.prediction.exchanges import copied_bytes, exchanges
 from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
@@ -157,7 +157,7 @@ def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
         return "not predicted: how pipelines wait is not modelled"
     asked = {sent.operation for sent in exchanges(config)}
     plain = config.parallel.sharded and config.parallel.tp * config.parallel.replicate == 1
-    known = {message.operation for message in Speed(gpu).messages}
+    known = {message.operation for message in _messages_among(gpu)}
     if asked and not plain and not asked <= known:
         return f"not predicted: messages among GPUs like {gpu.name} are not measured"
     return None
@@ -174,23 +174,17 @@ def counted(
         work[name] = times * again
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
-    total = count_parameters(config.model).total
-    parallel, computed = config.parallel, compute_dtype(config.precision).itemsize
-    # FSDP2 copies weights out of what it gathered, and gradients into what it sends in fp32.
-    copied = total / parallel.tp * 2 * computed * gathers(config)
-    copied += total / parallel.tp * (computed + 4) * config.grad_accum
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
     # apart.
     updated = 0.0
     if not config.parallel.cpu_offload:
-        weights = (6 if foreign else 4) * stored.itemsize * total
+        weights = (6 if foreign else 4) * stored.itemsize * count_parameters(config.model).total
         states = 2 * state_bytes(config.model, config.optim, stored)
-        parts = parallel.shards * parallel.tp * parallel.pp
-        updated = (weights + states) / (parallel.replicate if parallel.kind == "zero1" else parts)
+        updated = (weights + states) / config.parallel.state_parts
     compiled = work["compiled kernels"]
     return products, {
         "compiled": work["compiled bytes"] + updated * (not foreign),
-        "eager": work["bytes"] + copied * config.parallel.sharded,
+        "eager": work["bytes"] + copied_bytes(config),
         "update": updated * foreign,
         "start": work["kernels"] + (compiled or sum(products.values())),
         "call": work["calls"] * (not compiled),
@@ -221,12 +215,6 @@ class Speed:
             self.like = find_gpu(gpu.driver_name if gpu.driver_name in table else REFERENCE)
             self._rates = table[self.like.driver_name]
             self.source = "measured rates" if self.like == gpu else "data sheet"
-        shipped_ones = measured()["messages"].get(gpu.driver_name, [])
-        self.messages = (
-            gpu.passport.messages
-            if gpu.passport is not None
-            else [Message.model_validate(message) for message in shipped_ones]
-        )
         bandwidths = 1.0 if self.like == gpu else gpu.memory_gb_per_s / self.like.memory_gb_per_s
         self.copy = 1e9 * self._rates["copy_gb_per_s"] * bandwidths
         self.h2d = 1e9 * self._rates.get("h2d_gb_per_s", self._rates["copy_gb_per_s"])
@@ -250,7 +238,7 @@ class Speed:
         """How `operation` goes among `shards` processes on messages of `size` bytes: as measured
         among the nearest number, else by the data sheet. Raises LookupError if neither tells."""
         most = 1e9 * NODE * NETWORK_GB_PER_S if shards > NODE else math.inf
-        alike = [message for message in self.messages if message.operation == operation]
+        alike = [one for one in _messages_among(self.gpu) if one.operation == operation]
         if not alike:
             if not self.gpu.link_gb_per_s:
                 raise LookupError(operation)
@@ -277,6 +265,16 @@ class Speed:
             1e-9 * int(flops),
         )
         return max(1e-3 * gflop / self.tflops(name, gflop), int(moved) / self.copy)
+
+
+def _messages_among(gpu: Gpu) -> Sequence[Message]:
+    """How fast GPUs like `gpu` exchange messages: by its passport, else as the table has it."""
+    return _shipped_messages(gpu.driver_name) if gpu.passport is None else gpu.passport.messages
+
+
+@functools.cache
+def _shipped_messages(name: str) -> Sequence[Message]:
+    return [Message.model_validate(message) for message in measured()["messages"].get(name, [])]
 
 
 def _at(size: float, curve: Sequence[Sequence[float]]) -> float:

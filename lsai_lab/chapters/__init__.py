@@ -186,7 +186,6 @@ NAMES = {
         "host_difference",
         "plans_tried",
         "prediction_errors",
-        "program_errors",
         "published_errors",
         "verdicts",
         "what_fits",
@@ -205,6 +204,7 @@ NAMES = {
     "lsai_lab.claims.evaluate": ("evaluate",),
     "lsai_lab.claims.intervals": ("claim_interval",),
     "lsai_lab.claims.words": ("claim_value",),
+    "lsai_lab.predictions.programs": ("program_errors",),
     "lsai_lab.predictions.recorded": ("estimator_errors", "step_errors"),
     "lsai_lab.predictions.rivals": ("SAMPLES", "rival_table"),
 }

@@ -1,8 +1,6 @@
 """How good predictions are: their errors by what was predicted and what tested it."""
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -47,33 +45,6 @@ def _rows(what: str, tested_on: str, predicted: pd.Series, measured: pd.Series) 
     found = pd.DataFrame({"predicted": predicted, "measured": measured}).astype(float)
     found["error"] = found["predicted"] / found["measured"] - 1
     return found.assign(what=what, tested_on=tested_on).dropna(subset=["error"])
-
-
-def program_errors() -> pd.DataFrame:
-    """Programs of other people, predicted on a simulated GPU before they ran on one: `name`, the
-    `set` that was predicted together, the errors of `active` and `reserved` memory, and what they
-    are with today's code and the package versions that ran (`active_now`), where that was predicted
-    once more. Programs that do not run are left out."""
-    again = _kept("anybody.in_sample")
-    rows = [
-        {
-            "name": name,
-            "set": place,
-            "active": said[name]["allocated"] / measured["active"] - 1,
-            "reserved": said[name]["reserved"] / measured["reserved"] - 1,
-            "active_now": again.get(name, said[name])["allocated"] / measured["active"] - 1,
-        }
-        for place in ("anybody", "anybody_more")
-        for said in [_kept(place)]
-        for name, measured in _kept(f"{place}.measured").items()
-        if "error" not in measured
-    ]
-    return pd.DataFrame(rows)
-
-
-def _kept(name: str) -> dict[str, Any]:
-    path = reading_root() / "reports" / "predictions" / f"{name}.json"
-    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def plans_tried() -> pd.DataFrame:

@@ -10,7 +10,6 @@ from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import ParallelConfig, TrainConfig
 from lsai_lab.project.files import reading_root
 
-HELD = ("weights", "gradients", "states")
 # As the chapter names them; TP and CP are tensor and context parallelism.
 NAMES = {
     "one": "one GPU",
@@ -26,17 +25,16 @@ NAMES = {
     "pp": "pipeline",
     "ppi": "pipeline, interleaved",
 }
-MEASURED = ["tokens_per_s", "exposed_communication_ms", "mem_peak_active_gib", "gpu_power_w"]
+MEASURED = ["tokens_per_s", "exposed_communication_ms", "mem_peak_active_gib"]
 
 
 def shares(parallel: ParallelConfig) -> dict[str, float]:
     """The share of a model's weights, gradients and optimizer states that a process holds between
     two steps, on average over the processes. Norms, which tensor parallelism keeps whole, count as
     shared."""
-    if parallel.keeps_copies:
-        states = 1 / parallel.replicate if parallel.kind == "zero1" else 1.0
-        return {"weights": 1.0, "gradients": 1.0, "states": states}
-    return dict.fromkeys(HELD, 1 / (parallel.shards * parallel.tp * parallel.pp))
+    states = 1 / parallel.state_parts
+    kept = 1.0 if parallel.keeps_copies else states
+    return {"weights": kept, "gradients": kept, "states": states}
 
 
 def bytes_per_parameter(config: TrainConfig) -> float:

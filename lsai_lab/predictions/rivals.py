@@ -12,12 +12,12 @@ ran; those of `megatron` with the figures in view.
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lsai_lab.predictions.programs import program_errors
 from lsai_lab.predictions.recorded import predicted_runs, run_name, table_path
 from lsai_lab.project.files import load_yaml, repo_root
 from lsai_lab.runs.records import recorded_runs
@@ -91,10 +91,9 @@ def published_sample(trainer: str) -> str:
 
 
 def _recorded(root: Path) -> pd.DataFrame:
-    runs = {str(run.folder): run_name(run) for run in recorded_runs(root / "reports")}
-    frame = predicted_runs(recorded_runs(root / "reports"), root / "reports")
-    frame = frame.dropna(subset=["error", "predicted_reserved"])
-    names = frame["run"].map(runs)
+    runs = recorded_runs(root / "reports")
+    frame = predicted_runs(runs, root / "reports").dropna(subset=["error", "predicted_reserved"])
+    names = frame["run"].map({str(run.folder): run_name(run) for run in runs})
     return _known("recorded", names, frame["measured"], frame["error"], False)
 
 
@@ -109,14 +108,8 @@ def _published(root: Path) -> pd.DataFrame:
 
 
 def _programs(root: Path) -> pd.DataFrame:
-    predictions = root / "reports" / "predictions"
-    ours, measured = (
-        json.loads((predictions / name).read_text(encoding="utf-8"))
-        for name in ("anybody.json", "anybody.measured.json")
-    )
-    active = pd.Series({name: found["active"] for name, found in measured.items()})
-    allocated = pd.Series({name: found["allocated"] for name, found in ours.items()})
-    return _known("programs", active.index, active, allocated[active.index] / active - 1, False)
+    frame = program_errors(root).query("set == 'anybody'")
+    return _known("programs", frame["name"], frame["measured"], frame["active"], False)
 
 
 def _known(sample: Any, names: Any, measured: Any, ours: Any, of_reserved: Any) -> pd.DataFrame:

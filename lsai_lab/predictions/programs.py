@@ -1,0 +1,39 @@
+"""Other people's programs, predicted on a simulated GPU before they ran on one (`tests/anybody.py`,
+`tests/anybody_more.py`): what was said of them beside what was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lsai_lab.project.files import reading_root
+
+SETS = ("anybody", "anybody_more")
+
+
+def program_errors(root: Path | None = None) -> pd.DataFrame:
+    """One row per program that ran: `name`, the `set` that was predicted together, the GiB of
+    active memory that were `measured`, the errors of `active` and `reserved` memory, and what they
+    are with today's code (`active_now`), where that was predicted once more."""
+    again = _kept("anybody.in_sample", root)
+    rows = [
+        {
+            "name": name,
+            "set": place,
+            "measured": measured["active"],
+            "active": said[name]["allocated"] / measured["active"] - 1,
+            "reserved": said[name]["reserved"] / measured["reserved"] - 1,
+            "active_now": again.get(name, said[name])["allocated"] / measured["active"] - 1,
+        }
+        for place in SETS
+        for said in [_kept(place, root)]
+        for name, measured in _kept(f"{place}.measured", root).items()
+        if "error" not in measured
+    ]
+    return pd.DataFrame(rows)
+
+
+def _kept(name: str, root: Path | None) -> dict[str, Any]:
+    path = (root or reading_root()) / "reports" / "predictions" / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8")))
