@@ -27,6 +27,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "zero2": {"parallel": {"kind": "zero2", "fsdp": 2}, "grad_accum": 2},
     "fsdp": {"parallel": {"fsdp": 2}, "grad_accum": 2},
     "tp": {"parallel": {"tp": 2}, "grad_checkpoint": "full"},
+    "pp": {"parallel": {"pp": 2}, "grad_accum": 4},
+    "ppi": {"parallel": {"pp": 2, "pp_schedule": "interleaved"}, "grad_accum": 4},
 }
 
 
@@ -40,6 +42,7 @@ class Sent(TorchDispatchMode):
         "c10d::broadcast_": ("all_gather", 0.5),  # half of the weights are this process's
         "_c10d_functional::all_gather_into_tensor": ("all_gather", 1.0),  # of its part
         "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0.5),
+        "c10d::send": ("send_receive", 1.0),
     }
 
     def __init__(self) -> None:

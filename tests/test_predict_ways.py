@@ -188,14 +188,32 @@ def test_a_gpus_memory_is_predicted_for_every_way_compiled(name: str) -> None:
 
 def test_time_is_predicted_where_messages_are_measured() -> None:
     h100, h200 = find_gpu("h100"), find_gpu("h200")
-    for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp"):
+    for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp"):
         config = run_of(name)
         assert untimed(config, h100) is None and estimate(config, h100) is not None
         unmeasured = untimed(config, h200)
         plain = name in ("fsdp", "zero2")  # what the data sheet's link is near enough for
         assert plain == (unmeasured is None) == (estimate(config, h200) is not None)
         assert plain or "among GPUs like H200 are not measured" in str(unmeasured)
-    assert "pipelines" in str(untimed(run_of("pp"), h100))
+
+
+def test_a_pipeline_waits_for_a_micro_batch_of_every_other_stage() -> None:
+    """Even stages: P - 1 micro-batches of M + P - 1, half as many where a process has two stages
+    (Narayanan et al. 2021, 2.2)."""
+    h100 = find_gpu("h100")
+
+    def waits(schedule: str, micro_batches: int) -> float:
+        shape = {"n_layers": 32}  # next to nothing at the ends
+        parallel = {"pp": 4, "pp_schedule": schedule}
+        found = estimate(
+            of(model=shape, parallel=parallel, grad_accum=micro_batches, precision="bf16"), h100
+        )
+        assert found is not None
+        return found.waiting_s / found.busy_s
+
+    assert waits("1f1b", 8) == pytest.approx(3 / 8, rel=0.15)
+    assert waits("1f1b", 16) == pytest.approx(3 / 16, rel=0.15)
+    assert waits("interleaved", 8) == pytest.approx(3 / 16, rel=0.15)
 
 
 def test_times_of_the_ways_come_near_the_recorded_ones() -> None:

@@ -5,6 +5,7 @@ model (`lsai_core.parallel`): how many messages of which size, and whether compu
     fsdp, zero2             weights before their block, in both passes (zero2: once a step), and a
                             sum of the gradients in fp32; hidden. Copies of the model add theirs
     tensor parallelism      activations of every block, four times a pass, which nothing hides
+    pipelines               hidden states and their gradients between two stages, not hidden
     context parallelism     as fsdp; keys and values of each block are left out
 """
 
@@ -35,8 +36,9 @@ class Exchange:
     @property
     def sent(self) -> float:
         """Bytes that each process must send in all calls."""
-        share = (self.processes - 1) / self.processes
-        return self.calls * self.size * share * (2 if self.operation == "all_reduce" else 1)
+        passed_on = (self.processes - 1) / self.processes
+        share = {"all_reduce": 2 * passed_on, "send_receive": 1.0}.get(self.operation, passed_on)
+        return self.calls * self.size * share
 
 
 def _gathers(config: TrainConfig) -> int:
@@ -56,7 +58,7 @@ def copied_bytes(config: TrainConfig) -> float:
 
 
 def exchanges(config: TrainConfig) -> Iterator[Exchange]:
-    """All messages of a step of `config`, but for those of pipelines."""
+    """All messages of a step of `config`."""
     parallel, blocks = config.parallel, config.model.n_layers + 1
     total = count_parameters(config.model).total / parallel.tp
     computed = compute_dtype(config.precision).itemsize
@@ -82,3 +84,7 @@ def exchanges(config: TrainConfig) -> Iterator[Exchange]:
         for operation, times in often.items():
             count = times * config.model.n_layers * config.grad_accum
             yield Exchange(operation, parallel.tp, count, size, hidden=False)
+    if parallel.pp > 1:
+        hidden_states = config.batch_size * config.seq_len * config.model.d_model * computed
+        calls = 2 * config.grad_accum * (parallel.stages - 1) / parallel.pp  # of one, on average
+        yield Exchange("send_receive", parallel.pp, calls, hidden_states, hidden=False)

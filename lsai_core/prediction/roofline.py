@@ -11,6 +11,9 @@
                     PCIe, which does not hide
     host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one
                     host: others differ
+    waiting         of the slowest stage of a pipeline, for the first micro-batch to come and the
+                    last one to return: a micro-batch's time in every other stage, divided by the
+                    stages of a process (Narayanan et al. 2021, arXiv:2104.04473, 2.2)
 
 `python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls
 timed alone, costs (a copied byte is 1, others are seconds) of the training runs that it names.
@@ -29,7 +32,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +45,7 @@ from lsai_core.config.precision import compute_dtype, weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import state_bytes
+from lsai_core.parallel.pipeline import stages_of
 from lsai_core.prediction.exchanges import copied_bytes, exchanges
 from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.memory import predict
@@ -70,12 +74,17 @@ class Estimate:
     host_s: float
     tokens: int
     source: str
+    waiting_s: float = 0.0
 
     @property
-    def step_s(self) -> float:
+    def busy_s(self) -> float:
         computed_s = self.products_s + self.attention_s + self.memory_s
         busy_s = max(computed_s, self.communication_s, self.host_s)
         return busy_s + self.exposed_s + self.offload_s
+
+    @property
+    def step_s(self) -> float:
+        return self.busy_s + self.waiting_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -91,16 +100,27 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     """
     if untimed(config, gpu) is not None:
         return None
-    speed, parallel = Speed(gpu), config.parallel
-    products, count = counted(config, kernel, gpu.on)
+    ranks: Sequence[int | None] = range(config.parallel.pp) if config.parallel.pp > 1 else [None]
     try:
-        products_s = sum(
-            times * speed.product_s(shape, config.precision) for shape, times in products.items()
-        )
-        attention_s = _attention_s(config, kernel, speed)
-        hidden_s, exposed_s, slowed_s = _exchanged_s(config, speed)
+        found = [_of_rank(config, gpu, kernel, rank) for rank in ranks]
     except LookupError:
         return None
+    slowest = max(found, key=lambda one: one.busy_s)
+    others_s = sum(one.busy_s for one in found) - slowest.busy_s
+    rounds = config.grad_accum * config.parallel.stages // config.parallel.pp
+    return replace(slowest, waiting_s=others_s / rounds)
+
+
+def _of_rank(config: TrainConfig, gpu: Gpu, kernel: str | None, rank: int | None) -> Estimate:
+    """The estimate of process `rank`, by default the one that needs the most memory, without what
+    it waits for the others. Raises LookupError as `estimate` gives None."""
+    speed, parallel = Speed(gpu), config.parallel
+    products, count = counted(config, kernel, gpu.on, rank)
+    products_s = sum(
+        times * speed.product_s(shape, config.precision) for shape, times in products.items()
+    )
+    attention_s = _attention_s(config, kernel, speed) * _share_of_blocks(config, rank)
+    hidden_s, exposed_s, slowed_s = _exchanged_s(config, speed)
     cost = {name: speed.costs[name] * number for name, number in count.items()}
     total, stored = count_parameters(config.model).total, weight_dtype(config.precision).itemsize
     moved = total * stored / parallel.shards * (1 + 2 * config.grad_accum)
@@ -118,6 +138,14 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
         tokens=config.tokens_per_step // parallel.world_size,
         source=speed.source + ", exchanges by the data sheet" * by_sheet,
     )
+
+
+def _share_of_blocks(config: TrainConfig, rank: int | None) -> float:
+    """Which part of the model's blocks process `rank` of a pipeline computes."""
+    if rank is None:
+        return 1.0
+    own = stages_of(config)[rank :: config.parallel.pp]
+    return sum(len(stage) for stage in own) / config.model.n_layers
 
 
 def _exchanged_s(config: TrainConfig, speed: Speed) -> tuple[float, float, float]:
@@ -153,8 +181,6 @@ def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
     FSDP gathers weights behind products, so that the data sheet's rate is near enough. What other
     ways exchange must have been measured among GPUs of that kind.
     """
-    if config.parallel.pp > 1:
-        return "not predicted: how pipelines wait is not modelled"
     asked = {sent.operation for sent in exchanges(config)}
     plain = config.parallel.sharded and config.parallel.tp * config.parallel.replicate == 1
     known = {message.operation for message in _messages_among(gpu)}
@@ -164,13 +190,17 @@ def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
 
 
 def counted(
-    config: TrainConfig, kernel: str | None = None, on: Literal["gpu", "cpu"] = "gpu"
+    config: TrainConfig,
+    kernel: str | None = None,
+    on: Literal["gpu", "cpu"] = "gpu",
+    rank: int | None = None,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One step's products as `work.py` names them, and what else of it costs time, by the table's
-    names."""
-    again = config.grad_accum / min(2, config.grad_accum)
+    names; of process `rank`, by default the one that needs the most memory."""
+    # Only a pipeline is simulated with all of its micro-batches.
+    again = 1 if config.parallel.pp > 1 else config.grad_accum / min(2, config.grad_accum)
     work = defaultdict[str, float](float)
-    for name, times in predict(config, kernel, on=on).work.items():
+    for name, times in predict(config, kernel, on=on, rank=rank).work.items():
         work[name] = times * again
     products = {name: times for name, times in work.items() if name[-1].isdigit()}
     stored, foreign = weight_dtype(config.precision), config.optim.kernel == "torch"
