@@ -25,7 +25,7 @@ NAMES = {
     "pp": "pipeline",
     "ppi": "pipeline, interleaved",
 }
-MEASURED = ["tokens_per_s", "exposed_communication_ms", "mem_peak_active_gib"]
+MEASURED = ["tokens_per_s", "exposed_communication_ms", "gpu_clock_mhz", "mem_peak_active_gib"]
 
 
 def shares(parallel: ParallelConfig) -> dict[str, float]:
@@ -47,18 +47,22 @@ def bytes_per_parameter(config: TrainConfig) -> float:
 def predicted_before(study: str = "sharing", gpu: str = "h100") -> pd.DataFrame:
     """What was written down before a run of `study`: one row per `part` and `variant`, of the
     process that needs most. `kept`: bytes per parameter by formula; `active` and `reserved`: GiB at
-    the peak."""
+    the peak; `speed_said`: tokens/s of all GPUs, where a time was predicted."""
     path = reading_root() / "reports" / "predictions" / f"{study}.{gpu}.jsonl"
-    rows: list[dict[str, Any]] = [
-        {
-            "part": said["part"],
-            "variant": said["variant"],
-            "kept": bytes_per_parameter(TrainConfig.model_validate(said["settings"])),
-            "active": said["active_gib"],
-            "reserved": said["reserved_gib"],
-        }
-        for said in read_jsonl(path)
-    ]
+    rows = list[dict[str, Any]]()
+    for said in read_jsonl(path):
+        config = TrainConfig.model_validate(said["settings"])
+        speed = said["tokens/s"]
+        rows.append(
+            {
+                "part": said["part"],
+                "variant": said["variant"],
+                "kept": bytes_per_parameter(config),
+                "active": said["active_gib"],
+                "reserved": said["reserved_gib"],
+                "speed_said": speed and speed * config.parallel.world_size,
+            }
+        )
     found = pd.DataFrame(rows).sort_values("reserved")
     return found.drop_duplicates(["part", "variant"], keep="last").reset_index(drop=True)
 
