@@ -335,7 +335,7 @@ def main(root):
         assert limits == {f"{number:g}"}, (name, limits, number)
         bound = datetime.fromisoformat(bounds[name]["set"])
         found = judged(claim, runs, distinct, recorded, bound)
-        scale = found["value"] if claim["kind"] in LOSSES else 0  # ends may lie near 0
+        scale = (claim["kind"] in LOSSES and found["value"]) or 0  # ends may lie near 0
         wrong = {
             key: (value, told[name][key])
             for key, value in found.items()

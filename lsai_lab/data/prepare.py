@@ -64,8 +64,7 @@ PIPELINE = 2
 KINDS = {
     "stdlib": "sources of this Python's standard library; works everywhere, offline",
     "polish-docs": "Polish documentation from Debian packages (7.6 MB on Debian 12); needs apt-get",
-    "debian-docs": "130 MB of documentation of Debian 12, mostly English, each line once; needs the "
-    "network once",
+    "debian-docs": "133 MB of Debian 12's documentation, each line once; needs the network once",
     "speakleash:<name>": "a Polish dataset of speakleash.org; needs the network once",
     "tokens:<path or glob>": "local .npy files of token ids, with --vocab-size or --tokenizer",
     "file:<path or glob>": "local .txt, .jsonl, .json, .csv (also .gz, .zst) or .parquet files",
