@@ -25,9 +25,9 @@ def lost_updates(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounding_costs(runs: pd.DataFrame, base: str = "fp32") -> pd.DataFrame:
-    """A row for each variant of `runs` but `base`, all of one machine and with equal seeds:
-    `lab.loss_changes`, and `lost_<class>`, the share of updates that were lost at the last counted step
-    (the mean of the seeds)."""
+    """A row for each variant of `runs` but `base`, all of one machine and with equal seeds: what
+    `lab.loss_changes` has, and `lost_<class>`, the share of updates that were lost at the last
+    counted step (the mean of the seeds)."""
     lost = lost_updates(runs)
     last = lost[lost["step"] == lost["step"].max()]
     shares = last.pivot_table(index="variant", columns="class", values="share", sort=False)
