@@ -66,7 +66,7 @@ class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
     source: Annotated[str, RESULT] = Field(
-        "stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>"
+        "stdlib", description="stdlib, polish-docs, debian-docs, speakleash:<name>, file:<glob>"
     )
     column: Annotated[str, RESULT] = Field(
         "text",
