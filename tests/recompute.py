@@ -166,6 +166,10 @@ class Judge:
                     found.append((np.median([*values.values()]), values))
         return (min if smallest else max)(found, key=lambda pair: pair[0])
 
+    def has_runs(self):
+        terms = [self.term(key) for key in ("of", "over")]
+        return all(self.of(term, variant) for term in terms for variant in term["variant"])
+
     def keeps(self, value):
         low, high = self.claim.get("at_least", -math.inf), self.claim.get("at_most", math.inf)
         return low <= value <= high
@@ -206,22 +210,24 @@ class Judge:
         """By 95 % intervals, joint for all settings, of the differences seed by seed."""
         term, over = self.term("of"), self.term("over")
         (metric,), (base,), total = term["metric"], over["variant"], len(term["variant"])
-        bound, needed, found = self.claim["at_most"], self.claim["repeats"], []
+        needed, found = self.claim["repeats"], []
         bases = self.of(over, base)
         for variant in term["variant"]:
             runs = self.of(term, variant)
             self.used += runs
             found.append([*between(*paired(self, runs, bases, FIGURES[metric]), total), runs])
         self.used += bases
-        low, high, n, runs = max(found, key=lambda one: max(-one[0], one[1]))
+        rises = "at_least" in self.claim
+        low, high, n, runs = max(found, key=lambda one: -one[0] if rises else max(-one[0], one[1]))
+        value = low if rises else max(-low, high)
+        nearest = [one[1] if rises else max(0, one[0], -one[1]) for one in found]
         if min(one[2] for one in found) < needed:
             verdict = "incomplete"
-        elif all(max(-one[0], one[1]) <= bound for one in found):
+        elif self.keeps(value):
             verdict = "held"
         else:
-            apart = any(max(one[0], -one[1]) > bound for one in found)
-            verdict = "fallen" if apart else "undecided"
-        result = {"value": max(-low, high), "n": n, "verdict": verdict, "low": None, "high": None}
+            verdict = "undecided" if all(map(self.keeps, nearest)) else "fallen"
+        result = {"value": value, "n": n, "verdict": verdict, "low": None, "high": None}
         result |= {"training_low": None, "training_high": None} | self.text()
         if n > 1:
             ends = between(*paired(self, runs, bases, training), total)
@@ -290,6 +296,8 @@ def judged(claim, runs, distinct, recorded, bound):
         found = judge.repeated(*estimators(runs, recorded))
     elif claim["kind"] == "rivals":
         found = judge.repeated(*rivals(runs, recorded))
+    elif claim["kind"] in LOSSES and not judge.has_runs():
+        return {"value": None, "n": 0, "verdict": "no data", "set_after": False, "runs": set()}
     elif claim["kind"] == "count":
         found = judge.count()
     else:
@@ -327,7 +335,7 @@ def main(root):
         assert limits == {f"{number:g}"}, (name, limits, number)
         bound = datetime.fromisoformat(bounds[name]["set"])
         found = judged(claim, runs, distinct, recorded, bound)
-        scale = found["value"] if claim["kind"] in LOSSES else 0  # ends may lie near 0
+        scale = (claim["kind"] in LOSSES and found["value"]) or 0  # ends may lie near 0
         wrong = {
             key: (value, told[name][key])
             for key, value in found.items()

@@ -24,7 +24,8 @@ SHAPES = [(7, 5), (64, 24), (13,), (3, 40), (130, 8)]
 
 @dataclass(frozen=True)
 class Case:
-    """Updates of one tensor; `first` is its first element's place in the whole."""
+    """Updates of one tensor; `first` is its first element's place in the whole. `exact`: its weight
+    is in fp32, whatever the dtype of gradient and moments."""
 
     shape: tuple[int, ...]
     first: int = 0
@@ -33,6 +34,7 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     poison: str = ""
     lr: float = 1e-3
+    exact: bool = False
 
 
 CASES = [
@@ -46,6 +48,7 @@ CASES = [
     *(Case((4, 300), eight_bit=eight, poison="weight") for eight in (False, True)),
     Case((4, 300), poison="moments"),
     *(Case((4, 300), poison="largest", lr=lr) for lr in (1e35, 3e35, 8e35)),
+    *(Case(shape, exact=True) for shape in ((70, 130), (512,))),
 ]
 
 
@@ -54,6 +57,7 @@ def inputs(case: Case) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     at their edges)."""
     generator = torch.Generator().manual_seed(len(case.shape) + case.first % 1000)
     weight = torch.randn(case.shape, generator=generator).to(case.dtype)
+    weight = weight.float() if case.exact else weight
     if case.eight_bit:
         moments = list(moments_of(weight).values())
         for codes, scales in (moments[:2], moments[2:]):

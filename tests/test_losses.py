@@ -153,3 +153,39 @@ def test_sessions_of_equal_work_differ_by_what_the_records_say() -> None:
     assert apart.loc["ours_eager", "spread"] == pytest.approx(lab.SESSION_SPREAD, abs=5e-4)
     assert (round(apart["spread"].min(), 3), round(apart["spread"].max(), 3)) == (0.004, 0.041)
     assert (apart["sessions"] >= 2).all() and len(apart) >= 10
+
+
+def with_lost(run: str, at: int, shares: dict[str, float]) -> None:
+    """Adds to a step of a record the counts of lost updates, and a validation loss."""
+    path = Path(run) / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    lost = {f"lost_{name}": share for name, share in shares.items()}
+    rows[at] |= lost | {"validation_loss": rows[at]["loss"] + 0.25}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_lost_updates_stand_beside_the_cost_of_rounding(runs: pd.DataFrame) -> None:
+    for number, run in runs.iterrows():
+        for at in (9, 19):
+            with_lost(run["run"], at, {"norms": 0.5 + number / 8, "matrices": at / 20})
+    runs = runs.assign(part="states")
+    lost = lab.lost_updates(runs)
+    assert len(lost) == 4 * 2 * 2 and set(lost["step"]) == {9, 19}
+    assert lost[lost["class"] == "matrices"]["share"].unique().tolist() == [0.45, 0.95]
+    (costs,) = lab.rounding_costs(runs, "base").to_dict("records")
+    assert costs["validation"] == pytest.approx(0.6) and costs["passes"] == 2.5
+    assert (costs["lost_norms"], costs["lost_matrices"]) == pytest.approx((0.8125, 0.95))
+
+
+def test_the_cost_is_told_as_training_goes_on(runs: pd.DataFrame) -> None:
+    for number, run in runs.iterrows():
+        with_lost(run["run"], 19, {"norms": number / 4})
+    path = Path(runs["run"][2]) / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"loss": 5.5,', '"loss": 6.5,', 1))  # of step 0
+    found = lab.cost_by_steps(runs, "base", steps_each=10)
+    training = found[found["loss"] == "training"]
+    assert training["tokens"].tolist() == [160, 320] and set(found["n"]) == {2}
+    assert training["mean"].tolist() == pytest.approx([0.65, 0.6])
+    assert training["half"].tolist() == pytest.approx([12.706205 * 0.05, 12.706205 * 0.1])
+    (validation,) = found[found["loss"] == "validation"].to_dict("records")
+    assert validation["tokens"] == 320 and validation["mean"] == pytest.approx(0.6)

@@ -8,11 +8,12 @@ the shape of s = 1 and grows the layers alone (8 s).
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from lsai_core.base.errors import UserError, hint
+from lsai_core.config.affects import Affects, Later
 from lsai_core.config.strict import Strict
 
 MOST_LAYERS, MOST_WIDTH = 10_000, 2**20  # beyond any model: such a number is a slip
@@ -166,6 +167,9 @@ class ModelConfig(Strict):
     rope_scaling: RopeScaling | None = None
     norm_eps: float = Field(1e-5, gt=0)
     tie_embeddings: bool = False
+    embedding_std: Annotated[float, Affects("result"), Later()] = Field(
+        1.0, gt=0, description="of the embedding's first values, unless it is tied"
+    )
 
     @model_validator(mode="before")
     @classmethod

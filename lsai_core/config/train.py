@@ -30,6 +30,8 @@ Fp8Recipe = Literal[
     "te_block",
 ]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
+TensorClass = Literal["embedding", "norms", "output", "matrices"]
+TENSOR_CLASSES: tuple[TensorClass, ...] = ("embedding", "norms", "output", "matrices")
 Share = Annotated[float, Field(ge=0, lt=1)]
 ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
 ParallelKind = Literal["fsdp", "zero2", "zero1", "ddp"]
@@ -64,7 +66,7 @@ class DataConfig(Strict):
     """Which text, and how it becomes tokens. See `lsai_lab.data`."""
 
     source: Annotated[str, RESULT] = Field(
-        "stdlib", description="stdlib, polish-docs, speakleash:<name>, file:<glob>"
+        "stdlib", description="stdlib, polish-docs, debian-docs, speakleash:<name>, file:<glob>"
     )
     column: Annotated[str, RESULT] = Field(
         "text",
@@ -131,6 +133,11 @@ class OptimConfig(Strict):
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest", description="of updated bf16 weights, on GPUs and CPUs"
     )
+    rounded: Annotated[tuple[TensorClass, ...], LATER] = Field(
+        TENSOR_CLASSES,
+        strict=False,
+        description="which bf16 weights are all there is; AdamW keeps the others in fp32, too",
+    )
 
 
 class EvalConfig(Strict):
@@ -160,6 +167,12 @@ class ProfileConfig(Strict):
         False, description="write a torch profiler trace of three steps"
     )
     snapshot: Annotated[bool, NOTHING] = Field(False, description="write a CUDA memory snapshot")
+    lost_updates: Annotated[int, NOTHING, LATER] = Field(
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        description="every so many steps, count the weights that an update left as they were",
+    )
 
 
 class CheckpointConfig(Strict):

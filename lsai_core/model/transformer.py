@@ -284,13 +284,13 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int = 0, draw_on: torch.device | None = None) -> None:
         """Fill all parameters in place: norms 1, matrices normal(0, 0.02), the embedding normal(0,
-        1) unless it is tied.
+        `embedding_std`) unless it is tied.
 
         The two projections back into the residual stream are scaled by 1/sqrt(2 * n_layers)
         (GPT-2's rule: a sum of 2N contributions keeps its size). The stream itself begins at size
-        1, as in torchtitan: the first norm divides by what it begins at, so that 0.02 would make
-        the embedding's gradient 50 times as large, and early training unstable. A tied embedding is
-        the output layer, too, which wants small weights.
+        1 by default, as in torchtitan: the first norm divides by what it begins at, so that 0.02
+        would make the embedding's gradient 50 times as large, and early training unstable. A tied
+        embedding is the output layer, too, which wants small weights.
 
         Each parameter draws from a generator seeded by (seed, its name): the values do not depend
         on the order of initialisation, and a sharded model (DTensor) gets its slice of the values
@@ -307,7 +307,7 @@ class Transformer(nn.Module):
             residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
             std = 0.02 / (2 * self.config.n_layers) ** 0.5 if residual else 0.02
             if name == "embedding.weight" and not self.config.tie_embeddings:
-                std = 1.0
+                std = self.config.embedding_std
             _fill_normal(
                 parameter,
                 std,

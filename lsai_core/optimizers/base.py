@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lsai_core.config.train import TENSOR_CLASSES, TensorClass
 from lsai_core.optimizers.rounding import Noise, first_place
 
 if TYPE_CHECKING:
@@ -29,13 +30,29 @@ Named = dict[str, nn.Parameter]
 
 
 def _no_choices(optim: OptimConfig) -> str | None:
-    if (optim.states, optim.rounding) != ("full", "nearest") or optim.kernel == "triton":
+    if own_update(optim) or optim.kernel == "triton":
         asked = f"states {optim.states} with kernel {optim.kernel} and rounding {optim.rounding}"
         return (
             f"optim.name {optim.name} has no {asked}; use states full, kernel auto, rounding "
-            f"nearest"
+            f"nearest, and all of rounded"
         )
     return None
+
+
+def own_update(optim: OptimConfig) -> bool:
+    """Whether a config asks for what only the project's own updates have."""
+    usual = ("full", "nearest", set(TENSOR_CLASSES))
+    return (optim.states, optim.rounding, set(optim.rounded)) != usual
+
+
+def tensor_class(name: str) -> TensorClass:
+    """Which class of tensors the parameter of this name belongs to, as `optim.rounded` has them. A
+    tied output layer is the embedding."""
+    name = name.replace("_orig_mod.", "")  # of compiled modules
+    if name.endswith("norm.weight"):
+        return "norms"
+    known: dict[str, TensorClass] = {"embedding.weight": "embedding", "output.weight": "output"}
+    return known.get(name, "matrices")
 
 
 @dataclass(frozen=True)
@@ -76,8 +93,9 @@ class FactorOptimizer(torch.optim.Optimizer):
 
     `settings` are its hyperparameters, `lr` and `weight_decay` among them, which groups may change.
     `stochastic`: whether bf16 weights are rounded stochastically, with random bits of `seed` and
-    the parameters' `numbers` (`rounding.py`), their places in the groups. `pieces`: how an update
-    of plain operations cuts a tensor.
+    the parameters' `numbers` (`rounding.py`), their places in the groups. `exact`: the parameters
+    whose state holds their `weight` in fp32, which is updated and of which they are copies.
+    `pieces`: how an update of plain operations cuts a tensor.
     """
 
     stochastic = False
@@ -87,6 +105,7 @@ class FactorOptimizer(torch.optim.Optimizer):
         self._settings = ("weight_decay", *settings)
         super().__init__(groups, {"weight_decay": 0.0, **settings})
         self.numbers = numbered([self])
+        self.exact: frozenset[Tensor] = frozenset()
         self.pieces: Pieces = pieces
         self._first_places: dict[Tensor, int] = {}
 
@@ -104,8 +123,13 @@ class FactorOptimizer(torch.optim.Optimizer):
         """The state of a parameter, made if it has none yet."""
         state = self.state[parameter]
         if not state:  # the count stays on the host: the bias corrections need it there
-            state.update(step=torch.tensor(0.0), **self.moments(parameter))
+            state.update(step=torch.tensor(0.0), **self.fresh(parameter))
         return state
+
+    def fresh(self, parameter: Tensor) -> dict[str, Tensor]:
+        """All that is kept of a parameter before its first update, without the count of steps."""
+        exact = {"weight": parameter.detach().float()} if parameter in self.exact else {}
+        return {**self.moments(parameter), **exact}
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -119,13 +143,13 @@ class FactorOptimizer(torch.optim.Optimizer):
                     continue
                 state = self.make_state(parameter)
                 state["step"] += 1
-                weight = local(parameter)
+                weight = local(state.get("weight", parameter))
                 # the last ranks of a sharded model may hold nothing of a small tensor
                 if not weight.numel():
                     continue
                 if factor is None:
                     factor = torch.ones((), device=weight.device)
-                moments = [local(state[name]) for name in sorted(state) if name != "step"]
+                moments = [local(state[n]) for n in sorted(state) if n not in ("step", "weight")]
                 step = int(state["step"])
                 self.updater(weight)(
                     weight,
@@ -136,6 +160,8 @@ class FactorOptimizer(torch.optim.Optimizer):
                     noise=self._noise(parameter, step),
                     **{name: group[name] for name in self._settings},
                 )
+                if "weight" in state:
+                    local(parameter).copy_(weight)
 
     def _noise(self, parameter: Tensor, step: int) -> Noise | None:
         if not self.stochastic:

@@ -16,7 +16,14 @@ from pydantic import BaseModel
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, names, own
 from lsai_core.config.strict import validated
-from lsai_core.config.train import LOSSES, MOST_TOKENS, OptimConfig, ParallelConfig, TrainConfig
+from lsai_core.config.train import (
+    LOSSES,
+    MOST_TOKENS,
+    TENSOR_CLASSES,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -73,6 +80,16 @@ def refusal(config: TrainConfig) -> str | None:
 
         if (reason := refusal_of_fp8(config)) is not None:
             return reason
+    if set(config.optim.rounded) != set(TENSOR_CLASSES) and (
+        config.precision != "bf16" or config.parallel.distributed
+    ):
+        return (
+            f"optim.rounded says which bf16 weights of one process are rounded; it needs precision "
+            f"bf16 (here {config.precision}) and no parallel.*"
+        )
+    adamw = config.optim.name == "adamw" and config.optim.states == "full"
+    if config.profile.lost_updates and (config.parallel.distributed or not adamw):
+        return "profile.lost_updates counts in one process, with optim.name adamw and states full"
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
     if (reason := _refusal_of_sharing(config)) is not None:
@@ -169,7 +186,7 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     package = "lsai_core.optimizers.kinds.*"
     if optim.name not in (known := (*names(package), *own("optimizers"))):
         return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
-    usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding"})
+    usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding", "rounded"})
     if optim.model_dump(include=set(usual)) == usual:
         return None
     refused: str | None = declared(package, optim.name, "OPTIMIZER", "optimizers").refusal(optim)

@@ -38,6 +38,7 @@ from lsai_core.training.batches import BatchStream, TokenSource, sequential_batc
 from lsai_core.training.combinations import require_possible
 from lsai_core.training.host_memory import keep_freed_memory
 from lsai_core.training.instruments import Instruments, over_processes
+from lsai_core.training.lost_updates import LostUpdates
 from lsai_core.training.metrics import MetricsFile
 from lsai_core.training.step import (
     attention_kernel,
@@ -231,6 +232,7 @@ class _Loop:
         self.instruments = Instruments(
             profile, self.device, folder, (self.model, held), result.resumed_at
         )
+        self.lost_updates = LostUpdates(self.model, self.optimizer, profile.lost_updates)
         # steps of this process whose durations are on disk
         self.timer, self.flushed = StepTimer(self.device), 0
         result.setup_s = time.perf_counter() - started
@@ -247,6 +249,7 @@ class _Loop:
         batch = self.stream.batch(
             step * config.parallel.readers + self.world.rank // config.parallel.members
         )
+        self.lost_updates.before(step)
         loss_and_norm = train_step(self.model, self.optimizer, *batch, config, self.device, meter)
         self.timer.mark()
         if self.instruments.after(step):
@@ -258,7 +261,9 @@ class _Loop:
             "tokens_in_step": config.tokens_per_step,
             **memory_now(self.device),
         }
-        self.metrics.add(row | {"steady": step not in self.instruments.untimed}, loss_and_norm)
+        timed = step not in self.instruments.untimed and not self.lost_updates.due(step)
+        row |= {"steady": timed, **self.lost_updates.after(step)}
+        self.metrics.add(row, loss_and_norm)
         if step == result.resumed_at:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)

@@ -19,6 +19,8 @@ Analysis, from frames to frames and numbers:
     half_width, paired                   95% intervals of differences, seed by seed
     text_read                            tokens of a run, distinct ones, passes over its text
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
+    rounding_costs, cost_by_steps        what rounding weights costs, and when
+    lost_updates                         which share of the updates it loses
     SESSION_SPREAD                       closer speeds of one session are called equal
     session_differences                  how far equal work lies apart between sessions
     work_of                              what a training step of each variant computes
@@ -190,6 +192,7 @@ NAMES = {
         "verdicts",
         "what_fits",
     ),
+    "lsai_lab.chapters.rounding": ("cost_by_steps", "lost_updates", "rounding_costs"),
     "lsai_lab.chapters.sharding": (
         "largest_models",
         "changes_by_pair",

@@ -97,8 +97,8 @@ class Claim(Strict):
             raise ValueError("a withdrawn claim has a `reason`, and only it")
         if self.kind != "withdrawn" and (self.kind in COMPARING) != (self.over is not None):
             raise ValueError("a ratio and an interval have `over`, and only they")
-        if self.kind in INTERVALS and (self.repeats < 2 or self.at_most is None):
-            raise ValueError("an interval has at_most, and repeats of at least 2")
+        if self.kind in INTERVALS and self.repeats < 2:
+            raise ValueError("an interval has repeats of at least 2")
         try:
             self.sentence.format(**_FACTS)
         except KeyError as error:

@@ -7,7 +7,8 @@ small function per kind of claim turns rows of `lab.load` into that number:
     value    the figure of `of`
     ratio    the figure of `of` over that of `over`; `beside`: over another one, for the sentence
     interval how far a variant of `of` may be from `over`: the largest end, without its sign, of the
-             joint 95 % intervals of the differences seed by seed (`lsai_lab.claims.intervals`)
+             joint 95 % intervals of the differences seed by seed (`lsai_lab.claims.intervals`);
+             with `at_least`, how far it is at least above it: the smallest lower end
     relative_interval    the same of differences over the base's value, seed by seed
     count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and
              have `metric`)
@@ -34,7 +35,12 @@ import pandas as pd
 from lsai_lab.analysis.losses import text_read
 from lsai_lab.claims.bounds import BoundSet, date_of_bound, read_bounds
 from lsai_lab.claims.declared import INTERVALS, Claim, load_claims
-from lsai_lab.claims.intervals import claim_interval, interval_verdict, training_interval
+from lsai_lab.claims.intervals import (
+    claim_interval,
+    decisive_end,
+    interval_verdict,
+    training_interval,
+)
 from lsai_lab.claims.terms import NoData, best_of, rows_of
 from lsai_lab.project.files import reading_root
 
@@ -256,7 +262,7 @@ def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
     sure = "With 95 % confidence" if found.n > 1 else "By one seed, which has no interval"
     facts = {"best": found.variant, "mean": found.mean, "half": found.half, "confidence": sure}
     ends = found.ends if found.n > 1 else None
-    return Found(found.reach, ends, found.n, verdict, used, facts)
+    return Found(decisive_end(claim, found), ends, found.n, verdict, used, facts)
 
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:

@@ -1,9 +1,10 @@
 """Claims about losses: how far settings may lie from their base, by 95 % intervals of the
 differences seed by seed, joint for all settings of the claim.
 
-A claim bounds the change to both sides. It is *held* if every interval lies within the bound,
-*fallen* if one lies wholly beyond it, and else *undecided*: more seeds would tell. With fewer seeds
-than it asks for it is incomplete, and one seed has no interval at all.
+A claim with `at_most` bounds the change to both sides, one with `at_least` says that it is a rise
+of so much or more. It is *held* if every interval keeps the bound, *fallen* if one lies wholly
+beyond it, and else *undecided*: more seeds would tell. With fewer seeds than it asks for it is
+incomplete, and one seed has no interval at all.
 """
 
 from dataclasses import dataclass
@@ -40,9 +41,18 @@ class Interval:
 
 
 def claim_interval(claim: Claim, rows: pd.DataFrame) -> Interval:
-    """Of the settings of a claim on losses the one whose interval reaches furthest. `rows`: of
-    `lab.load`, the newest run of each repeat on the claim's machine. NoData if runs are missing."""
-    return max(_intervals(claim, rows), key=lambda found: found.reach)
+    """Of the settings of a claim on losses the one whose interval speaks most against it. `rows`:
+    of `lab.load`, the newest run of each repeat on the claim's machine. NoData if runs are missing.
+    """
+    intervals = _intervals(claim, rows)
+    if claim.at_least is not None:
+        return min(intervals, key=lambda found: found.ends[0])
+    return max(intervals, key=lambda found: found.reach)
+
+
+def decisive_end(claim: Claim, interval: Interval) -> float:
+    """The number that is held against the claim's bound: the lower end, or the reach."""
+    return interval.ends[0] if claim.at_least is not None else interval.reach
 
 
 def interval_verdict(claim: Claim, rows: pd.DataFrame) -> str:
@@ -50,9 +60,10 @@ def interval_verdict(claim: Claim, rows: pd.DataFrame) -> str:
     found = _intervals(claim, rows)
     if any(interval.n < claim.repeats for interval in found):
         return "incomplete"
-    if all(claim.holds(interval.reach) for interval in found):
+    if all(claim.holds(decisive_end(claim, interval)) for interval in found):
         return "held"
-    clear = (max(low, -high) for low, high in (interval.ends for interval in found))
+    ends = [interval.ends for interval in found]
+    clear = [high if claim.at_least is not None else max(low, -high) for low, high in ends]
     return "fallen" if any(not claim.holds(end) for end in clear) else "undecided"
 
 

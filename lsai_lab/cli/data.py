@@ -74,8 +74,8 @@ def prepare(
     source: Annotated[
         str,
         typer.Argument(
-            help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>, tokens:<path or "
-            "glob>."
+            help="stdlib, polish-docs, debian-docs, speakleash:<name>, file:<path or glob>, "
+            "tokens:<path or glob>."
         ),
     ],
     column: Annotated[

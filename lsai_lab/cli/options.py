@@ -17,7 +17,8 @@ BatchOption = Annotated[int | None, typer.Option(min=1, help="Sequences per micr
 DatasetOption = Annotated[
     str | None,
     typer.Option(
-        help="stdlib, polish-docs, speakleash:<name>, file:<path or glob>, tokens:<path or glob>."
+        help="stdlib, polish-docs, debian-docs, speakleash:<name>, file:<path or glob>, "
+        "tokens:<path or glob>."
     ),
 ]
 NoMemoryOption = Annotated[

@@ -64,6 +64,7 @@ PIPELINE = 2
 KINDS = {
     "stdlib": "sources of this Python's standard library; works everywhere, offline",
     "polish-docs": "Polish documentation from Debian packages (7.6 MB on Debian 12); needs apt-get",
+    "debian-docs": "133 MB of Debian 12's documentation, each line once; needs the network once",
     "speakleash:<name>": "a Polish dataset of speakleash.org; needs the network once",
     "tokens:<path or glob>": "local .npy files of token ids, with --vocab-size or --tokenizer",
     "file:<path or glob>": "local .txt, .jsonl, .json, .csv (also .gz, .zst) or .parquet files",
@@ -84,7 +85,7 @@ class Source:
 def parse_source(config: DataConfig) -> Source:
     """The source that a config names; `UserError` for an unknown kind or a missing name."""
     # with requests, which a prepared dataset does not need
-    from lsai_lab.data import polish_docs, speakleash
+    from lsai_lab.data import debian_docs, polish_docs, speakleash
 
     text, column = config.source, config.column
     kind, colon, name = text.partition(":")
@@ -101,6 +102,8 @@ def parse_source(config: DataConfig) -> Source:
         return Source("stdlib", False, local.open_stdlib)
     if text == "polish-docs":
         return Source("polish-docs", True, polish_docs.open_corpus)
+    if text == "debian-docs":
+        return Source("debian-docs", True, debian_docs.open_corpus)
     if kind == "speakleash" and name:
         return Source(f"speakleash-{_slug(name)}", True, partial(speakleash.open_corpus, name))
     if kind == "file" and name:

@@ -18,8 +18,18 @@ import torch
 
 from lsai_core import kernels
 from lsai_core.base.errors import Unavailable
+from lsai_core.config.train import TENSOR_CLASSES
 from lsai_core.optimizers.adam8bit import MOMENTS, moments_of
-from lsai_core.optimizers.base import FactorOptimizer, Groups, Named, Optimizer, decayed, local
+from lsai_core.optimizers.base import (
+    FactorOptimizer,
+    Groups,
+    Named,
+    Optimizer,
+    decayed,
+    local,
+    own_update,
+    tensor_class,
+)
 from lsai_core.optimizers.plain_update import plain_adamw_
 
 if TYPE_CHECKING:
@@ -61,14 +71,14 @@ class ClippingAdamW(FactorOptimizer):
         for number, parameter in zip(numbers, parameters, strict=True):
             if number not in saved:
                 continue
-            for name, moment in self.moments(parameter).items():
+            for name, kept in self.fresh(parameter).items():
                 value = saved[number][name]
-                if value.dtype != moment.dtype or value.shape != moment.shape:
+                if value.dtype != kept.dtype or value.shape != kept.shape:
                     raise ValueError(
-                        f"{name} is {value.dtype} {tuple(value.shape)}, not {moment.dtype}"
+                        f"{name} is {value.dtype} {tuple(value.shape)}, not {kept.dtype}"
                     )
-                local(moment).copy_(local(value))
-                self.state[parameter][name] = moment
+                local(kept).copy_(local(value))
+                self.state[parameter][name] = kept
 
 
 def _full(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -91,6 +101,9 @@ def _build(parameters: Named, optim: OptimConfig) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     made = ClippingAdamW(groups, eight_bit=optim.states == "8bit", **settings)
     made.stochastic = optim.rounding == "stochastic"
+    made.exact = frozenset(
+        p for name, p in parameters.items() if tensor_class(name) not in optim.rounded
+    )
     return made
 
 
@@ -108,13 +121,15 @@ def optimizer_kernel(
         )
     if possible and optim.kernel != "torch":
         return "triton"
-    return "torch" if (optim.states, optim.rounding) == ("full", "nearest") else "plain"
+    return "plain" if own_update(optim) else "torch"
 
 
 def _refusal(optim: OptimConfig) -> str | None:
-    if (optim.states, optim.rounding) != ("full", "nearest") and optim.kernel == "torch":
-        own = "states 8bit and rounding stochastic are the project's own update"
-        return f"{own}; torch's AdamW has neither: use kernel auto or triton"
+    if own_update(optim) and optim.kernel == "torch":
+        own = "states 8bit, rounding stochastic and a choice of rounded tensors are the project's"
+        return f"{own} own update, and torch's AdamW has none of them: use kernel auto or triton"
+    if set(optim.rounded) != set(TENSOR_CLASSES) and optim.states == "8bit":
+        return "optim.rounded keeps some weights in fp32, and states 8bit has no such: use one"
     return None
 
 
