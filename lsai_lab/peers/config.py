@@ -31,15 +31,18 @@ class PeerConfig(Strict):
     `batch_size` counts per process, as in `TrainConfig`.
     """
 
-    framework: Literal["hf", "torchtitan"]
+    framework: Literal["hf", "torchtitan", "megatron"]
     model: ModelConfig
     precision: Literal["bf16", "bf16_autocast"] = "bf16"
-    fp8: Literal["none", "tensorwise", "rowwise"] = Field(
-        "none", description="by torchao, not the output layer"
+    fp8: Literal["none", "tensorwise", "rowwise", "delayed"] = Field(
+        "none", description="not the output layer; by torchao, megatron: by Transformer Engine"
     )
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
     liger: bool = Field(
         False, description="hf: use_liger_kernel, fused kernels for loss, norms, rotary and SwiGLU"
+    )
+    cuda_graph: bool = Field(
+        False, description="megatron: one CUDA graph of the forward and the backward pass"
     )
     compile: bool = False
     grad_checkpoint: Literal["none", "selective", "full"] = "none"
@@ -73,6 +76,8 @@ class PeerConfig(Strict):
             shared["skip_steps"] = config["profile"]["skip_steps"]
         if "recipe" in config.get("fp8", {}):
             shared["fp8"] = config["fp8"]["recipe"]
+        if config.get("peer", {}).get("framework") == "megatron":
+            shared["compile"] = False  # it has kernels where others are compiled
         # Which of our kernels updates the weights is nothing to a peer.
         kernel = {
             key for key in OptimConfig.model_fields if not affects(OptimConfig, key, "result")
@@ -88,33 +93,23 @@ class PeerConfig(Strict):
 
     @model_validator(mode="after")
     def _combination_possible(self) -> Self:
+        parallel = self.parallel
         if self.skip_steps >= self.steps:
             raise ValueError(
                 f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed"
             )
-        if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
+        if parallel.cpu_offload or parallel.cp * parallel.pp > 1 or parallel.fp8_gather:
             raise ValueError(
-                "parallel.cpu_offload, cp, fp8_gather are no peer's; torchtitan gathers in fp8 "
+                "parallel.cpu_offload, cp, pp, fp8_gather are no peer's; torchtitan gathers in fp8 "
                 "anyway"
             )
         if (self.optim.name, self.optim.states) != ("adamw", "full"):
             raise ValueError("a peer trains with AdamW and whole states")
-        if self.framework == "torchtitan":
-            if self.liger or self.attention != "sdpa":
-                raise ValueError("torchtitan has attention: sdpa and no liger")
-            if self.model.tie_embeddings:
-                raise ValueError(
-                    "torchtitan's Llama does not tie its embeddings; use tie_embeddings: false"
-                )
-        elif (
-            self.grad_checkpoint == "selective"
-            or self.parallel.replicate > 1
-            or self.fp8 == "rowwise"
-        ):
-            raise ValueError(
-                "the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise"
-            )
-        if self.precision == "bf16" and self.parallel.world_size > 1:
+        if reason := _REFUSALS[self.framework](self):
+            raise ValueError(reason)
+        if self.framework != "megatron" and (self.cuda_graph or parallel.tp > 1):
+            raise ValueError("cuda_graph and parallel.tp are Megatron-Core's alone")
+        if self.precision == "bf16" and parallel.world_size > 1:
             raise ValueError(
                 "over several processes the weights are fp32 shards; use precision: bf16_autocast"
             )
@@ -123,16 +118,59 @@ class PeerConfig(Strict):
     @property
     def needs_gpu(self) -> bool:
         fused = self.liger or self.attention != "sdpa" or self.fp8 != "none"
-        return self.framework == "torchtitan" or fused or self.device == "cuda"
+        return self.framework != "hf" or fused or self.device == "cuda"
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes."""
-        return self.batch_size * self.seq_len * self.parallel.world_size
+        return self.batch_size * self.seq_len * self.parallel.readers
+
+
+def _hf_lacks(config: PeerConfig) -> str | None:
+    if (
+        config.grad_checkpoint == "selective"
+        or config.parallel.replicate > 1
+        or config.fp8 in ("rowwise", "delayed")
+    ):
+        return (
+            "the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise or "
+            "delayed"
+        )
+    return None
+
+
+def _titan_lacks(config: PeerConfig) -> str | None:
+    if config.liger or config.attention != "sdpa":
+        return "torchtitan has attention: sdpa and no liger"
+    if config.fp8 == "delayed":
+        return "torchtitan's fp8 is tensorwise or rowwise, with current scales"
+    if config.model.tie_embeddings:
+        return "torchtitan's Llama does not tie its embeddings; use tie_embeddings: false"
+    return None
+
+
+def _megatron_lacks(config: PeerConfig) -> str | None:
+    if config.compile or config.liger or config.attention != "sdpa":
+        return "megatron has kernels of its own: no compile, no liger, attention: sdpa"
+    if config.fp8 == "rowwise":
+        return "megatron's fp8 is tensorwise (current scales) or delayed"
+    if config.parallel.replicate > 1:
+        return "megatron shares states among parallel.fsdp processes, and matrices among tp"
+    if config.model.rope_scaling is not None:
+        return "megatron scales rotary embeddings by a factor alone; use rope_scaling: null"
+    if config.cuda_graph and config.steps < 5:
+        return "megatron captures its CUDA graph in the fourth step; use steps of at least 5"
+    return None
+
+
+# What a framework cannot do, in one line, or None.
+_REFUSALS = {"hf": _hf_lacks, "torchtitan": _titan_lacks, "megatron": _megatron_lacks}
 
 
 def needed_packages(config: dict[str, Any]) -> list[str]:
     """Distributions that a run needs beside torch; `config` are the keys of a `PeerConfig`."""
+    if config.get("framework") == "megatron":
+        return ["megatron-core", "transformer-engine"]
     names = (
         ["torchtitan"]
         if config.get("framework") == "torchtitan"

@@ -49,7 +49,7 @@ class Job:
         train on."""
         config = self.config
         stream = BatchStream(Dataset(self.dataset).tokens("train"), 1, config.seq_len, config.seed)
-        number = config.steps * config.batch_size * config.parallel.world_size
+        number = config.steps * config.batch_size * config.parallel.readers
         return [(x[0], y[0]) for x, y in map(stream.batch, range(number))]
 
 
@@ -66,9 +66,8 @@ class Watch:
         self.memory: list[tuple[float, float]] = []
         self.begun, self.first_step_s = 0.0, 0.0
 
-    def check(self, model: torch.nn.Module) -> None:
-        """Raise RuntimeError unless the model that is about to be trained is as large as ours and
-        has fp8 layers if asked for."""
+    def check_size(self, model: torch.nn.Module) -> None:
+        """Raise RuntimeError unless the model that is about to be trained is as large as ours."""
         theirs, ours = (
             sum(p.numel() for p in model.parameters()),
             count_parameters(self.job.config.model).total,
@@ -77,6 +76,10 @@ class Watch:
             raise RuntimeError(
                 f"the peer's model has {theirs:,} parameters, this package's {ours:,}"
             )
+
+    def check(self, model: torch.nn.Module) -> None:
+        """As `check_size`, and the model must have torchao's fp8 layers if asked for."""
+        self.check_size(model)
         kinds = {type(module).__name__ for module in model.modules()}
         if self.job.config.fp8 != "none" and "Float8Linear" not in kinds:
             raise RuntimeError("fp8 was asked for, but the peer's model has no Float8Linear")
