@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -141,7 +142,10 @@ def test_its_model_is_the_function_that_ours_is(tmp_path, monkeypatch, tied):
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    monkeypatch.setattr(CudaRNGStatesTracker, "fork", lambda self: nullcontext())
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

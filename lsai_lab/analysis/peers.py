@@ -1,4 +1,4 @@
-"""This package beside torchtitan and the Hugging Face Trainer at the same work."""
+"""This package beside torchtitan, Megatron-Core and the Hugging Face Trainer at the same work."""
 
 import pandas as pd
 
@@ -17,6 +17,12 @@ NAMES = {
     "titan_compiled": "torchtitan, compiled",
     "titan_fp8": "torchtitan, fp8, current scales",
     "titan_eager": "torchtitan, not compiled",
+    "megatron_bf16": "Megatron-Core",
+    "megatron_bf16_graph": "Megatron-Core, CUDA graph",
+    "megatron_fp8_delayed": "Megatron-Core, fp8, delayed scales",
+    "megatron_fp8_delayed_graph": "Megatron-Core, fp8, delayed scales, CUDA graph",
+    "megatron_fp8_current": "Megatron-Core, fp8, current scales",
+    "megatron_fp8_current_graph": "Megatron-Core, fp8, current scales, CUDA graph",
 }
 # Session, precision, our variant, and the fastest setting of the peer in it; three runs each.
 COMPARED = [
@@ -69,6 +75,7 @@ def peer_settings(runs: pd.DataFrame) -> pd.DataFrame:
     order = found["machine"].map(SESSIONS.index)
     found = found.assign(order=order).sort_values("order").drop_duplicates("variant")
     kinds = {"ours": "ours", "plain": "ours", "titan": "torchtitan", "hf": "HF Trainer"}
+    kinds["megatron"] = "Megatron-Core"
     found["kind"] = found["variant"].str.split("_").str[0].map(kinds)
     found["setting"] = found["variant"].map(NAMES)
     return found.sort_values("ratio", ascending=False, ignore_index=True)
