@@ -286,6 +286,8 @@ def judged(claim, runs, distinct, recorded, bound):
     if claim["kind"] == "withdrawn":
         return {"value": None, "n": 0, "verdict": "withdrawn", "set_after": False}
     judge = Judge(claim, runs, distinct)
+    if not judge.runs:  # the bound stands, no run of that machine is recorded yet
+        return {"value": None, "n": 0, "verdict": "no data", "set_after": False}
     if claim["kind"] == "estimators":
         found = judge.repeated(*estimators(runs, recorded))
     elif claim["kind"] == "rivals":
