@@ -26,14 +26,14 @@ WORKER = "lsai_lab.peers.worker"
 
 class PeerConfig(Strict):
     """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in
-    fp32, matrix products in bf16.
+    fp32, matrix products in bf16; `fp32`: both, to show that all do the same. Over several processes both sum gradients in fp32, as ours do.
 
     `batch_size` counts per process, as in `TrainConfig`.
     """
 
     framework: Literal["hf", "torchtitan"]
     model: ModelConfig
-    precision: Literal["bf16", "bf16_autocast"] = "bf16"
+    precision: Literal["fp32", "bf16", "bf16_autocast"] = "bf16"
     fp8: Literal["none", "tensorwise", "rowwise"] = Field(
         "none", description="by torchao, not the output layer"
     )
@@ -92,31 +92,43 @@ class PeerConfig(Strict):
             raise ValueError(
                 f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed"
             )
-        if self.parallel.cpu_offload or self.parallel.cp > 1 or self.parallel.fp8_gather:
+        parallel, optim = self.parallel, self.optim
+        if parallel.cpu_offload or parallel.fp8_gather:
             raise ValueError(
-                "parallel.cpu_offload, cp, fp8_gather are no peer's; torchtitan gathers in fp8 "
-                "anyway"
+                "parallel.cpu_offload, fp8_gather are no peer's; torchtitan gathers in fp8 anyway"
             )
-        if (self.optim.name, self.optim.states) != ("adamw", "full"):
-            raise ValueError("a peer trains with AdamW and whole states")
-        if self.framework == "torchtitan":
-            if self.liger or self.attention != "sdpa":
-                raise ValueError("torchtitan has attention: sdpa and no liger")
-            if self.model.tie_embeddings:
+        if parallel.kind != "fsdp" or parallel.cp * parallel.pp > 1:
+            raise ValueError("a peer has parallel.kind: fsdp, no cp and no pp")
+        if (optim.name, optim.states, optim.rounding) != ("adamw", "full", "nearest"):
+            raise ValueError("a peer trains with AdamW, whole states and rounding: nearest")
+        return self
+
+    @model_validator(mode="after")
+    def _framework_has_it(self) -> Self:
+        parallel = self.parallel
+        if self.framework == "hf":
+            others = self.grad_checkpoint == "selective" or self.fp8 == "rowwise"
+            if others or parallel.replicate > 1 or parallel.tp > 1:
                 raise ValueError(
-                    "torchtitan's Llama does not tie its embeddings; use tie_embeddings: false"
+                    "the HF Trainer has no grad_checkpoint: selective, parallel.replicate or tp, "
+                    "fp8: rowwise"
                 )
-        elif (
-            self.grad_checkpoint == "selective"
-            or self.parallel.replicate > 1
-            or self.fp8 == "rowwise"
-        ):
+            if self.precision == "bf16" and parallel.world_size > 1:
+                raise ValueError(
+                    "over several processes the HF Trainer's weights are fp32 shards; use "
+                    "precision: bf16_autocast"
+                )
+            return self
+        if self.liger or self.attention != "sdpa":
+            raise ValueError("torchtitan has attention: sdpa and no liger")
+        if self.model.tie_embeddings:
             raise ValueError(
-                "the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise"
+                "torchtitan's Llama does not tie its embeddings; use tie_embeddings: false"
             )
-        if self.precision == "bf16" and self.parallel.world_size > 1:
+        if parallel.tp > 1 and parallel.shards == 1 and self.precision == "bf16_autocast":
             raise ValueError(
-                "over several processes the weights are fp32 shards; use precision: bf16_autocast"
+                "torchtitan has autocast with one process or FSDP, and with parallel.tp alone it "
+                "would compute in fp32; use precision: bf16"
             )
         return self
 
@@ -128,7 +140,7 @@ class PeerConfig(Strict):
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step trains on, over all processes."""
-        return self.batch_size * self.seq_len * self.parallel.world_size
+        return self.batch_size * self.seq_len * self.parallel.readers
 
 
 def needed_packages(config: dict[str, Any]) -> list[str]:
