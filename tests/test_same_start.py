@@ -14,10 +14,11 @@ from lsai_core.base.files import read_jsonl
 from lsai_core.config.strict import validated
 from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.model.hf import config_json
-from lsai_core.model.transformer import build_model
+from lsai_core.model.transformer import build_model, initial_values
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 from lsai_lab.machine.environment import package_version
+from lsai_lab.peers import titan
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.run import adapter, run
 from lsai_lab.peers.start import start_as_ours
@@ -37,14 +38,15 @@ STUDY = {"model": MODEL, "device": "cpu", "precision": "fp32", "seq_len": 32, "b
 STUDY |= {"steps": 20, "optim": OPTIM, "seed": 3}
 
 
-def models() -> list[ModelConfig]:
-    scaling = {"factor": 4.0, "original_max_position_embeddings": 16}
-    changes: list[dict[str, Any]] = [{}, {"rope_scaling": scaling}]
-    return [ModelConfig.model_validate({**MODEL, **change}) for change in changes]
+@pytest.fixture
+def sharp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights eight times as large, so that attention depends on positions and on what it sees."""
 
+    def larger(config: ModelConfig, name: str, *given: Any) -> torch.Tensor:
+        return initial_values(config, name, *given) * (1 if "norm" in name else 8)
 
-def ours(dtype: torch.dtype, config: ModelConfig) -> Any:
-    return build_model(config, dtype=dtype, seed=7)
+    for module in ("lsai_core.model.transformer", "lsai_lab.peers.start"):
+        monkeypatch.setattr(f"{module}.initial_values", larger)
 
 
 def hf_model(config: ModelConfig, dtype: torch.dtype) -> Any:
@@ -55,46 +57,56 @@ def hf_model(config: ModelConfig, dtype: torch.dtype) -> Any:
     return model
 
 
-def titan_model(config: ModelConfig, dtype: torch.dtype) -> Any:
+def titan_model(config: ModelConfig) -> tuple[Any, Any]:
+    """torchtitan's, and its adapter from Hugging Face's tensors."""
     from torchtitan.models.llama3 import Llama3StateDictAdapter, Transformer
 
-    from lsai_lab.peers.titan import flavor
-
-    shape = flavor(config)
+    shape = titan.flavor(config)
     shape.max_seq_len = 64
-    model = Transformer(shape).to(dtype)
-    start = Llama3StateDictAdapter(shape, None).from_hf
-    start_as_ours(model, config, 7, torch.device("cpu"), start)
-    return model
+    return Transformer(shape), Llama3StateDictAdapter(shape, None)
 
 
 def tokens() -> torch.Tensor:
     return torch.randint(0, MODEL["vocab_size"], (2, 40), generator=torch.manual_seed(0))
 
 
-@pytest.mark.parametrize("config", models(), ids=["plain", "scaled"])
-def test_the_hugging_face_model_starts_as_ours(config):
-    logits_BSV = hf_model(config, torch.float32)(tokens()).logits
-    torch.testing.assert_close(logits_BSV, ours(torch.float32, config)(tokens()))
+def our_logits(config: ModelConfig) -> torch.Tensor:
+    logits: torch.Tensor = build_model(config, seed=7)(tokens()).detach()
+    return logits
 
 
-def test_a_tied_model_starts_as_ours():
-    config = ModelConfig.model_validate({**MODEL, "tie_embeddings": True})
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 16}},
+    {"tie_embeddings": True},
+]
+
+
+@pytest.mark.usefixtures("sharp")
+@pytest.mark.parametrize("changes", SHAPES, ids=["plain", "scaled", "tied"])
+def test_the_hugging_face_model_starts_as_ours(changes):
+    config = ModelConfig.model_validate({**MODEL, **changes})
     logits_BSV = hf_model(config, torch.float32)(tokens()).logits
-    torch.testing.assert_close(logits_BSV, ours(torch.float32, config)(tokens()))
+    torch.testing.assert_close(logits_BSV, our_logits(config), rtol=0, atol=1e-5)
 
 
 @needs_titan
-@pytest.mark.parametrize("config", models(), ids=["plain", "scaled"])
-def test_torchtitan_s_model_starts_as_ours(config):
-    logits_BSV = titan_model(config, torch.float32)(tokens())
-    expected = ours(torch.float32, config)(tokens())
-    assert float((logits_BSV - expected).abs().max()) < 1e-5
+@pytest.mark.usefixtures("sharp")
+@pytest.mark.parametrize("changes", SHAPES[:2], ids=["plain", "scaled"])
+def test_torchtitan_s_model_starts_as_ours(changes):
+    config = ModelConfig.model_validate({**MODEL, **changes})
+    model, adapter = titan_model(config)
+    start_as_ours(model, config, 7, torch.device("cpu"), adapter.from_hf)
+    torch.testing.assert_close(model(tokens()), our_logits(config), rtol=0, atol=1e-5)
+    # Rows of q and k in our order would be another function.
+    adapter._reverse_permute = lambda weight, *_: weight
+    start_as_ours(model, config, 7, torch.device("cpu"), adapter.from_hf)
+    assert float((model(tokens()).detach() - our_logits(config)).abs().max()) > 0.1
 
 
 def test_weights_in_bf16_are_rounded_as_ours():
-    config = models()[0]
-    own = ours(torch.bfloat16, config)
+    config = ModelConfig.model_validate(MODEL)
+    own = build_model(config, dtype=torch.bfloat16, seed=7)
     theirs = hf_model(config, torch.bfloat16).model.layers[1]
     q_BD, k_BD, v_BD = (
         getattr(theirs.self_attn, f"{name}_proj").weight for name in ("q", "k", "v")
@@ -105,7 +117,9 @@ def test_weights_in_bf16_are_rounded_as_ours():
 
 def test_a_model_of_other_names_is_refused():
     with pytest.raises(RuntimeError, match=r"no parameter model\.embed_tokens\.weight"):
-        start_as_ours(torch.nn.Linear(2, 2), models()[0], 0, torch.device("cpu"))
+        start_as_ours(
+            torch.nn.Linear(2, 2), ModelConfig.model_validate(MODEL), 0, torch.device("cpu")
+        )
 
 
 def our_losses(tmp_path: Path, dataset: Dataset, **changes: Any) -> list[float]:
