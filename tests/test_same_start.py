@@ -101,7 +101,7 @@ def test_torchtitan_s_model_starts_as_ours(changes):
     # Rows of q and k in our order would be another function.
     adapter._reverse_permute = lambda weight, *_: weight
     start_as_ours(model, config, 7, torch.device("cpu"), adapter.from_hf)
-    assert float((model(tokens()).detach() - our_logits(config)).abs().max()) > 0.1
+    assert float((model(tokens()).detach() - our_logits(config)).abs().max()) > 0.01
 
 
 def test_weights_in_bf16_are_rounded_as_ours():
