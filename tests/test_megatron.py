@@ -11,11 +11,13 @@ from conftest import CHECKOUT, TINY_MODEL
 
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.strict import validated
+from lsai_core.config.train import ModelConfig
+from lsai_core.model.hf import slots
 from lsai_core.model.transformer import build_model
 from lsai_lab.machine.environment import package_version
 from lsai_lab.peers import megatron
 from lsai_lab.peers.config import PeerConfig, needed_packages
-from lsai_lab.peers.megatron_weights import by_group, fill, named, part
+from lsai_lab.peers.megatron_weights import fill, names, packed
 from lsai_lab.peers.run import adapter, run
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.session import Session
@@ -46,9 +48,8 @@ REFUSED = {
     "copies": ({}, {"parallel": {"fsdp": 2, "replicate": 2}}, "parallel.fsdp processes"),
     "pipeline": ({}, {"parallel": {"pp": 2}}, "pp"),
     "bf16 states of several": ({}, {"parallel": {"tp": 2}}, "bf16_autocast"),
-    "short": ({"cuda_graph": True}, {"steps": 4}, "fourth step"),
+    "short": ({"cuda_graph": True}, {"steps": 3}, "after 3 steps"),
     "8-bit states": ({}, {"optim": {"states": "8bit"}}, "AdamW"),
-    "tensor parallelism": ({"framework": "hf"}, {"parallel": {"tp": 2}}, "Megatron-Core's alone"),
     "graph": ({"framework": "torchtitan"}, {"peer_graph": True}, "Megatron-Core's alone"),
     "delayed": ({"framework": "hf", "fp8": "delayed"}, {}, "delayed"),
     "delayed scales": ({"framework": "torchtitan", "fp8": "delayed"}, {}, "current scales"),
@@ -108,26 +109,70 @@ def test_the_command_line_and_the_options_are_those_of_its_guides(tmp_path, data
 
 def test_every_weight_has_a_place_and_heads_are_ordered_by_group():
     config = megatron_config().model
-    state = build_model(config, seed=1).state_dict()
-    given = list(named(state, config))
-    assert sum(tensor.numel() for _names, tensor in given) == sum(
-        tensor.numel() for tensor in state.values()
-    )
+    for name in slots(config):
+        assert names(name), name
     size, heads, groups = config.head_dim, config.n_heads, config.n_kv_heads
     assert heads > groups, "grouped, or the order says nothing"
     rows = torch.arange((heads + 2 * groups) * size)[:, None]
     query, key, value = rows.split([heads * size, groups * size, groups * size])
     each = heads // groups * size
-    for at, group in enumerate(by_group(rows, config).chunk(groups)):
+    for at, group in enumerate(packed([query, key, value], groups).chunk(groups)):
         assert torch.equal(group[:each], query[at * each : (at + 1) * each])
         assert torch.equal(group[each : each + size], key[at * size : (at + 1) * size])
         assert torch.equal(group[each + size :], value[at * size : (at + 1) * size])
 
 
-def test_parts_of_packed_matrices_hold_some_of_each():
-    gate_up = torch.arange(8)[:, None].expand(8, 2)
-    assert part(gate_up, 0, 2, rank=1, tp=2)[:, 0].tolist() == [2, 3, 6, 7]
-    assert part(gate_up.T, 1, 1, rank=1, tp=2)[0].tolist() == [4, 5, 6, 7]
+class Parts(torch.nn.Module):
+    """Parameters of one layer as Megatron has them, shared by `tp` processes."""
+
+    def __init__(self, config: ModelConfig, tp: int) -> None:
+        super().__init__()
+        d, rows = config.d_model, config.n_heads + 2 * config.n_kv_heads
+        shapes = {
+            "embedding.word_embeddings.weight": (0, config.vocab_size, d),
+            "output_layer.weight": (0, config.vocab_size, d),
+            "decoder.final_layernorm.weight": (None, d),
+        }
+        for i in range(config.n_layers):
+            layer = f"decoder.layers.{i}."
+            shapes |= {
+                f"{layer}self_attention.linear_qkv.layer_norm_weight": (None, d),
+                f"{layer}self_attention.linear_qkv.weight": (0, rows * config.head_dim, d),
+                f"{layer}self_attention.linear_proj.weight": (1, d, d),
+                f"{layer}mlp.linear_fc1.layer_norm_weight": (None, d),
+                f"{layer}mlp.linear_fc1.weight": (0, 2 * config.d_ff, d),
+                f"{layer}mlp.linear_fc2.weight": (1, d, config.d_ff),
+            }
+        self.own = {}
+        for name, (dim, *shape) in shapes.items():
+            if dim is not None:
+                shape[dim] //= tp
+            self.own[name] = torch.nn.Parameter(torch.full(shape, torch.nan))
+            if dim is not None:
+                self.own[name].tensor_model_parallel = True
+                self.own[name].partition_dim = dim
+
+    def named_parameters(self, *_args, **_kwargs):
+        yield from self.own.items()
+
+
+def test_parts_of_two_processes_are_the_matrices_of_one():
+    config = megatron_config(model={**TINY_MODEL, "n_kv_heads": 2}).model
+    (whole,), halves = [Parts(config, 1)], [Parts(config, 2), Parts(config, 2)]
+    fill(whole, config, 0, torch.device("cpu"))
+    for rank, half in enumerate(halves):
+        fill(half, config, 0, torch.device("cpu"), rank, 2)
+    for name, parameter in whole.own.items():
+        first, second = (half.own[name].detach() for half in halves)
+        if name.endswith("linear_fc1.weight"):  # gate above up in each
+            gates, ups = zip(first.chunk(2), second.chunk(2), strict=True)
+            expected = torch.cat([*gates, *ups])
+        elif parameter.ndim == 1:
+            assert torch.equal(first, second)
+            expected = first
+        else:
+            expected = torch.cat([first, second], parameter.partition_dim)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=0, msg=name)
 
 
 MEGATRON = package_version("megatron-core")
@@ -141,7 +186,6 @@ def test_its_model_is_the_function_that_ours_is(tmp_path, monkeypatch, tied):
     import torch.distributed as dist
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
@@ -157,7 +201,7 @@ def test_its_model_is_the_function_that_ours_is(tmp_path, monkeypatch, tied):
         layer = get_gpt_layer_local_spec(normalization="RMSNorm")
         theirs = megatron.build(config, layer, **own, **plain, **cpu)
         ours = build_model(config.model, seed=3)
-        fill(theirs, ours, config.model)
+        fill(theirs, config.model, 3, torch.device("cpu"))
         tokens = torch.randint(0, 320, (2, 33), generator=torch.Generator().manual_seed(0))
         x_BS, y_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         hidden_SS = torch.ones(32, 32, dtype=torch.bool).triu(1)[None, None]
@@ -169,9 +213,14 @@ def test_its_model_is_the_function_that_ours_is(tmp_path, monkeypatch, tied):
         torch.testing.assert_close(loss, expected)
         gradients = {name: weight.grad for name, weight in ours.named_parameters()}
         found = {name: weight.grad for name, weight in theirs.named_parameters()}
-        for names, gradient in named(gradients, config.model):
-            (name,) = [name for name in names if name in found]
-            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+        for name, own in {
+            "embedding.word_embeddings": "embedding",
+            "decoder.layers.1.self_attention.linear_proj": "blocks.1.attention.output",
+            "decoder.layers.0.input_layernorm": "blocks.0.attention_norm",
+            "decoder.layers.0.mlp.linear_fc1": "blocks.0.mlp.gate_up",
+        }.items():
+            gradient = gradients[f"{own}.weight"]
+            torch.testing.assert_close(found[f"{name}.weight"], gradient, rtol=1e-4, atol=1e-6)
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()

@@ -22,18 +22,19 @@ from lsai_lab.machine.environment import package_version
 
 # What a peer's process executes.
 WORKER = "lsai_lab.peers.worker"
+GRAPH_WARMUP = 3  # steps before megatron's CUDA graph is captured
 
 
 class PeerConfig(Strict):
     """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in
-    fp32, matrix products in bf16.
+    fp32, matrix products in bf16; `fp32`: both, to show that all do the same.
 
-    `batch_size` counts per process, as in `TrainConfig`.
+    Over several processes all sum gradients in fp32, as ours do. `batch_size` counts per process, as in `TrainConfig`.
     """
 
     framework: Literal["hf", "torchtitan", "megatron"]
     model: ModelConfig
-    precision: Literal["bf16", "bf16_autocast"] = "bf16"
+    precision: Literal["fp32", "bf16", "bf16_autocast"] = "bf16"
     fp8: Literal["none", "tensorwise", "rowwise", "delayed"] = Field(
         "none", description="not the output layer; by torchao, megatron: by Transformer Engine"
     )
@@ -93,26 +94,23 @@ class PeerConfig(Strict):
 
     @model_validator(mode="after")
     def _combination_possible(self) -> Self:
-        parallel = self.parallel
         if self.skip_steps >= self.steps:
             raise ValueError(
                 f"skip_steps={self.skip_steps} leaves none of steps={self.steps} to be timed"
             )
-        if parallel.cpu_offload or parallel.cp * parallel.pp > 1 or parallel.fp8_gather:
+        parallel, optim = self.parallel, self.optim
+        if parallel.cpu_offload or parallel.fp8_gather:
             raise ValueError(
-                "parallel.cpu_offload, cp, pp, fp8_gather are no peer's; torchtitan gathers in fp8 "
-                "anyway"
+                "parallel.cpu_offload, fp8_gather are no peer's; torchtitan gathers in fp8 anyway"
             )
-        if (self.optim.name, self.optim.states) != ("adamw", "full"):
-            raise ValueError("a peer trains with AdamW and whole states")
-        if reason := _REFUSALS[self.framework](self):
+        if parallel.kind != "fsdp" or parallel.cp * parallel.pp > 1:
+            raise ValueError("a peer has parallel.kind: fsdp, no cp and no pp")
+        if (optim.name, optim.states, optim.rounding) != ("adamw", "full", "nearest"):
+            raise ValueError("a peer trains with AdamW, whole states and rounding: nearest")
+        if self.cuda_graph and self.framework != "megatron":
+            raise ValueError("cuda_graph is Megatron-Core's alone")
+        if reason := _LACKS[self.framework](self):
             raise ValueError(reason)
-        if self.framework != "megatron" and (self.cuda_graph or parallel.tp > 1):
-            raise ValueError("cuda_graph and parallel.tp are Megatron-Core's alone")
-        if self.precision == "bf16" and parallel.world_size > 1:
-            raise ValueError(
-                "over several processes the weights are fp32 shards; use precision: bf16_autocast"
-            )
         return self
 
     @property
@@ -127,44 +125,56 @@ class PeerConfig(Strict):
 
 
 def _hf_lacks(config: PeerConfig) -> str | None:
-    if (
-        config.grad_checkpoint == "selective"
-        or config.parallel.replicate > 1
-        or config.fp8 in ("rowwise", "delayed")
-    ):
+    parallel = config.parallel
+    others = config.grad_checkpoint == "selective" or config.fp8 in ("rowwise", "delayed")
+    if others or parallel.replicate > 1 or parallel.tp > 1:
         return (
-            "the HF Trainer has no grad_checkpoint: selective, parallel.replicate, fp8: rowwise or "
-            "delayed"
+            "the HF Trainer has no grad_checkpoint: selective, parallel.replicate or tp, fp8: "
+            "rowwise or delayed"
+        )
+    if config.precision == "bf16" and parallel.world_size > 1:
+        return (
+            "over several processes the HF Trainer's weights are fp32 shards; use precision: "
+            "bf16_autocast"
         )
     return None
 
 
 def _titan_lacks(config: PeerConfig) -> str | None:
+    parallel = config.parallel
     if config.liger or config.attention != "sdpa":
         return "torchtitan has attention: sdpa and no liger"
     if config.fp8 == "delayed":
-        return "torchtitan's fp8 is tensorwise or rowwise, with current scales"
+        return "torchtitan's fp8 has current scales: tensorwise or rowwise"
     if config.model.tie_embeddings:
         return "torchtitan's Llama does not tie its embeddings; use tie_embeddings: false"
+    if parallel.tp > 1 and parallel.shards == 1 and config.precision == "bf16_autocast":
+        return (
+            "torchtitan has autocast with one process or FSDP, and with parallel.tp alone it would "
+            "compute in fp32; use precision: bf16"
+        )
     return None
 
 
 def _megatron_lacks(config: PeerConfig) -> str | None:
+    parallel = config.parallel
     if config.compile or config.liger or config.attention != "sdpa":
         return "megatron has kernels of its own: no compile, no liger, attention: sdpa"
     if config.fp8 == "rowwise":
         return "megatron's fp8 is tensorwise (current scales) or delayed"
-    if config.parallel.replicate > 1:
+    if parallel.replicate > 1:
         return "megatron shares states among parallel.fsdp processes, and matrices among tp"
     if config.model.rope_scaling is not None:
         return "megatron scales rotary embeddings by a factor alone; use rope_scaling: null"
-    if config.cuda_graph and config.steps < 5:
-        return "megatron captures its CUDA graph in the fourth step; use steps of at least 5"
+    if config.precision == "fp32" or (config.precision == "bf16" and parallel.world_size > 1):
+        return "megatron has precision: bf16 with one process, and fp32 masters with bf16_autocast"
+    if config.cuda_graph and config.steps <= GRAPH_WARMUP:
+        return f"megatron's CUDA graph comes after {GRAPH_WARMUP} steps; use more steps"
     return None
 
 
 # What a framework cannot do, in one line, or None.
-_REFUSALS = {"hf": _hf_lacks, "torchtitan": _titan_lacks, "megatron": _megatron_lacks}
+_LACKS = {"hf": _hf_lacks, "torchtitan": _titan_lacks, "megatron": _megatron_lacks}
 
 
 def needed_packages(config: dict[str, Any]) -> list[str]:

@@ -27,16 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsai_core.model.transformer import build_model
 from lsai_core.training.step import learning_rate
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
-from lsai_lab.peers.config import WORKER, PeerConfig
+from lsai_lab.peers.config import GRAPH_WARMUP, WORKER, PeerConfig
 from lsai_lab.peers.megatron_optimizer import Bf16Update, shared
 from lsai_lab.peers.megatron_weights import fill
 from lsai_lab.peers.watch import Job, Watch
 
-GRAPH_WARMUP = 3  # steps before the CUDA graph is captured
 Batch = dict[str, Tensor]
 
 
@@ -160,10 +158,9 @@ def train(job: Job) -> None:
     model_parallel_cuda_manual_seed(config.seed, te_rng_tracker=config.cuda_graph)
     watch = Watch(job, device)
     model = build(config, get_gpt_layer_with_transformer_engine_spec()).cuda()
-    ours = build_model(config.model, device=device, dtype=torch.bfloat16, seed=config.seed)
     rank = parallel_state.get_tensor_model_parallel_rank()
-    fill(model, ours, config.model, rank, config.parallel.tp)
-    del ours
+    fill(model, config.model, config.seed, device, rank, config.parallel.tp)
+    torch.cuda.empty_cache()
     if config.parallel.tp == 1:
         watch.check_size(model)
     plain = config.precision == "bf16"

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lsai_core.config.train import OptimConfig
+from lsai_core.optimizers.base import decayed
 from lsai_lab.peers.config import PeerConfig
 
 
@@ -19,11 +20,10 @@ class Bf16Update:
 
         self.parameters, self.limit = list(model.parameters()), optim.grad_clip
         self.adam = FusedAdam(
-            self.parameters,
+            decayed(dict(model.named_parameters()), optim),
             lr=optim.lr,
             betas=optim.betas,
             eps=optim.eps,
-            weight_decay=optim.weight_decay,
             exp_avg_dtype=torch.bfloat16,
             exp_avg_sq_dtype=torch.bfloat16,
             use_decoupled_grad=True,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from lsai_core.base.files import write_json, write_text
 from lsai_core.config.strict import validated
@@ -58,8 +59,8 @@ class Watch:
     `finish`."""
 
     def __init__(self, job: Job, device: torch.device, *, loss_is_share: bool = False) -> None:
-        """`loss_is_share`: the losses of all processes add up to the mean loss; else each is a mean
-        of its own."""
+        """`loss_is_share`: the losses of the processes that read different sequences add up to the
+        mean loss; else each is a mean of its own."""
         self.job, self.device, self.loss_is_share = job, device, loss_is_share
         self.timer, self.on_gpu = StepTimer(device), device.type == "cuda"
         self.losses: list[torch.Tensor] = []
@@ -91,7 +92,9 @@ class Watch:
 
     def loss(self, loss: torch.Tensor) -> None:
         """The loss of the running step, a scalar: a copy of it stays where it is (a CUDA graph
-        writes the next one over it)."""
+        writes the next one over it). Where processes share the logits, each has the whole loss."""
+        if isinstance(loss, DTensor):
+            loss = loss.full_tensor()
         self.losses.append(loss.detach().float().clone())
 
     def step(self) -> None:
@@ -128,7 +131,9 @@ class Watch:
             dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
         if self.job.rank != 0:
             return
-        loss = (losses if self.loss_is_share else losses / config.parallel.world_size).tolist()
+        parallel = config.parallel
+        summands = parallel.members if self.loss_is_share else parallel.world_size
+        loss = (losses / summands).tolist()
         allocated, reserved = peaks.tolist()
         lines = []
         for step, (ms, one, memory) in enumerate(zip(durations_ms, loss, self.memory, strict=True)):
