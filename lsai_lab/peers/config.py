@@ -29,7 +29,8 @@ class PeerConfig(Strict):
     """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in
     fp32, matrix products in bf16; `fp32`: both, to show that all do the same.
 
-    Over several processes all sum gradients in fp32, as ours do. `batch_size` counts per process, as in `TrainConfig`.
+    Over several processes all sum gradients in fp32, as ours do. `batch_size` counts per
+    process, as in `TrainConfig`.
     """
 
     framework: Literal["hf", "torchtitan", "megatron"]
