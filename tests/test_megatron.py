@@ -238,3 +238,14 @@ def test_the_study_plans_it_beside_ours_at_the_same_work():
             assert (config.framework, config.fp8, config.cuda_graph) == ("megatron", fp8, graph)
             assert config.tokens_per_step == ours.seq_len * ours.batch_size
             assert config.optim.lr == ours.optim.lr and config.steps == ours.steps
+
+
+def test_on_several_gpus_it_stands_beside_ours_with_fp32_states():
+    study = Session("h100x4", root=CHECKOUT).study("sharing")
+    for variant in ("fsdp_4", "tp_4"):
+        ours = resolve(study, variant, "wide", 0, {})
+        config = resolve(study, f"megatron_{variant}", "megatron", 0, {})
+        assert config.precision == ours.precision == "bf16_autocast"
+        assert (config.parallel, config.grad_checkpoint) == (ours.parallel, ours.grad_checkpoint)
+        assert config.tokens_per_step == ours.tokens_per_step == 4 * 4096
+        assert config.parallel.world_size == 4
