@@ -56,7 +56,8 @@ def shared(model: nn.Module, config: PeerConfig) -> tuple[nn.Module, Any]:
     )
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    together, optim, theirs = config.parallel.fsdp > 1, config.optim, model.config
+    together, optim = config.parallel.fsdp > 1, config.optim
+    theirs: Any = model.config
     for module in model.modules():  # Transformer Engine adds to the buffer itself, without APEX
         if hasattr(module, "fuse_wgrad_accumulation"):
             module.fuse_wgrad_accumulation = True  # type: ignore[assignment]

@@ -3,6 +3,7 @@ order, and of a matrix that processes share the part of this one."""
 
 import re
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ def fill(
 
     A weight that is kept in fp8 also has the value that its fp32 master is made from.
     """
-    parameters, found = dict(model.named_parameters()), defaultdict(list)
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    found: dict[str, list[Tensor]] = defaultdict(list)
     for theirs, values in initial_weights(config, seed, device):
         (name,) = [name for name in names(theirs) if name in parameters]
         parameter, parts = parameters[name], found[name]
