@@ -26,7 +26,8 @@ WORKER = "lsai_lab.peers.worker"
 
 class PeerConfig(Strict):
     """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in
-    fp32, matrix products in bf16; `fp32`: both, to show that all do the same. Over several processes both sum gradients in fp32, as ours do.
+    fp32, matrix products in bf16; `fp32`: both, to show that all do the same. Over several
+    processes gradients are summed in fp32, as ours are.
 
     `batch_size` counts per process, as in `TrainConfig`.
     """
