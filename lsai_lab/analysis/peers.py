@@ -42,11 +42,16 @@ SAVINGS = {
 }
 
 
+def _speeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """The good runs whose speed is compared: not those that compare curves of losses."""
+    return runs[(runs["outcome"] == "ok") & runs["part"].isin(["ours", "peer"])]
+
+
 def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per comparison of study peers (`runs`): `session`, `gpu`, `precision`, the `peer`'s
     setting, `ours` and `theirs` (tokens/s, medians), `ratio` with the `low` and `high` of its pairs
     of one round each, and the lead in `ms` a step."""
-    good = runs[runs["outcome"] == "ok"]
+    good = _speeds(runs)
     rows = []
     for session, precision, ours, theirs in COMPARED:
         here = good[good["machine"] == session]
@@ -65,7 +70,8 @@ def peer_settings(runs: pd.DataFrame) -> pd.DataFrame:
     """Every setting on one H200 at batch 2, fastest first: `ratio` of its speed over that of this
     package, compiled in bf16, in the same session; `n` runs, `mem_peak_allocated_gib`, `kind`
     (ours, torchtitan, HF Trainer)."""
-    good = runs[(runs["outcome"] == "ok") & runs["machine"].isin(SESSIONS)]
+    good = _speeds(runs)
+    good = good[good["machine"].isin(SESSIONS)]
     good = good[(good["batch_size"] == 2) & good["variant"].isin(NAMES)]
     groups = good.groupby(["machine", "variant"])
     found = groups[["tokens_per_s", "mem_peak_allocated_gib"]].median()

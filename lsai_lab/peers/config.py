@@ -27,10 +27,10 @@ GRAPH_WARMUP = 3  # steps before megatron's CUDA graph is captured
 
 class PeerConfig(Strict):
     """`precision: bf16`: weights, gradients and AdamW states in bf16; `bf16_autocast`: these in
-    fp32, matrix products in bf16; `fp32`: both, to show that all do the same.
+    fp32, matrix products in bf16; `fp32`: both, to show that all do the same. Over several
+    processes gradients are summed in fp32, as ours are.
 
-    Over several processes all sum gradients in fp32, as ours do. `batch_size` counts per
-    process, as in `TrainConfig`.
+    `batch_size` counts per process, as in `TrainConfig`.
     """
 
     framework: Literal["hf", "torchtitan", "megatron"]

@@ -116,24 +116,13 @@ def tuning(config: PeerConfig, on_gpu: bool) -> str:
     )
 
 
-def train(job: Job) -> None:
-    """Build the model and the Trainer in this process, train, and write the results."""
+def watched(watch: Watch) -> Any:
+    """A kind of the Trainer that tells the watch each step's loss, with our learning rates and the
+    order of the text as it comes."""
     from torch.utils.data import SequentialSampler
-    from transformers import (
-        AutoModelForCausalLM,
-        LlamaConfig,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+    from transformers import Trainer
 
-    config = job.config
-    device = resolve_device(config.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    else:
-        keep_freed_memory()  # as our own trainer does on a CPU
-    watch = Watch(job, device)
+    config = watch.job.config
 
     class WatchedTrainer(Trainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -154,17 +143,19 @@ def train(job: Job) -> None:
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return SequentialSampler(train_dataset or self.train_dataset)
 
+    return WatchedTrainer
+
+
+def steps(watch: Watch) -> Any:
+    """The callback that tells the watch where steps end. It raises RuntimeError if parameters are
+    not trained."""
+    from transformers import TrainerCallback
+
     class Steps(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            model, optimizer = kwargs["model"], kwargs["optimizer"]
-            optimized = {
-                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-            }
-            if lost := sum(
-                parameter.numel()
-                for parameter in model.parameters()
-                if id(parameter) not in optimized
-            ):
+            model, groups = kwargs["model"], kwargs["optimizer"].param_groups
+            optimized = {id(parameter) for group in groups for parameter in group["params"]}
+            if lost := sum(p.numel() for p in model.parameters() if id(p) not in optimized):
                 raise RuntimeError(
                     f"the Trainer's optimizer does not hold {lost:,} of the model's parameters"
                 )
@@ -174,6 +165,20 @@ def train(job: Job) -> None:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             watch.step()
 
+    return Steps()
+
+
+def train(job: Job) -> None:
+    """Build the model and the Trainer in this process, train, and write the results."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
+
+    config = job.config
+    device = resolve_device(config.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        keep_freed_memory()  # as our own trainer does on a CPU
+    watch = Watch(job, device)
     arguments = TrainingArguments(
         **training_arguments(config, job.folder / "out", device.type == "cuda")
     )
@@ -185,6 +190,9 @@ def train(job: Job) -> None:
             shape, dtype=dtype, attn_implementation=config.attention
         )
     start_as_ours(model, config.model, config.seed, device)
-    windows: Any = [{"input_ids": x, "labels": y, "shift_labels": y} for x, y in job.windows()]
-    WatchedTrainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps()]).train()
+    rows: Any = [{"input_ids": x, "labels": y, "shift_labels": y} for x, y in job.windows()]
+    trainer = watched(watch)(
+        model=model, args=arguments, train_dataset=rows, callbacks=[steps(watch)]
+    )
+    trainer.train()
     watch.finish(attention_kernel=str(model.config._attn_implementation))
