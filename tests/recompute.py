@@ -148,6 +148,14 @@ class Judge:
             and run.id["part"] in term["part"]
         ]
 
+    def lacks_runs(self):
+        """Whether a claim that compares waits for good runs: of any setting, or a ratio of all."""
+        enough = any if self.claim["kind"] == "ratio" else all
+        keys = [key for key in ("of", "over", "beside") if self.claim.get(key)]
+        terms = [self.term(key) for key in keys] if "over" in self.claim else []
+        have = [[any(r.ok for r in self.of(t, name)) for name in t["variant"]] for t in terms]
+        return not all(map(enough, have))
+
     def values(self, term, variant, metric):
         """repeat -> figure of the good runs that have it."""
         figure = FIGURES.get(metric) or (lambda run: rate(run, metric))
@@ -192,6 +200,39 @@ class Judge:
         verdict = "fallen" if not kept else "held" if n >= needed else "incomplete"
         low, high = (min(each), max(each)) if len(each) > 1 else (None, None)
         return {"value": value, "low": low, "high": high, "n": n, "verdict": verdict}
+
+    def curves(self):
+        """The mean distance of the losses, step by step, from the base's, of the furthest setting;
+        with `beside` as a multiple of that one's."""
+        steps, over = self.claim.get("steps"), self.term("over")
+
+        def losses(term, variant):
+            runs = self.of(term, variant)
+            self.used += [run for run in runs if run not in self.used]
+            return {
+                run.id["repeat"]: np.array([row["loss"] for row in run.rows()][:steps])
+                for run in runs
+                if run.ok
+            }
+
+        bases = losses(over, over["variant"][0])
+
+        def gaps(key):
+            term, found = self.term(key), {}
+            for variant in term["variant"]:
+                for repeat, curve in losses(term, variant).items():
+                    if repeat in bases:
+                        gap = np.abs(curve - bases[repeat]).mean()
+                        found.setdefault(repeat, []).append(gap)
+            return {r: max(all_) for r, all_ in found.items() if len(all_) == len(term["variant"])}
+
+        found = gaps("of")
+        if "beside" in self.claim:
+            unit = gaps("beside")
+            found = {r: found[r] / unit[r] for r in sorted(found.keys() & unit.keys())}
+        each = [*found.values()]
+        result = self.repeated(np.median(each), each) | self.text()
+        return result | {"training_low": None, "training_high": None}
 
     def count(self):
         term, needed = self.term("of"), self.claim.get("repeats", 1)
@@ -292,14 +333,16 @@ def judged(claim, runs, distinct, recorded, bound):
     if claim["kind"] == "withdrawn":
         return {"value": None, "n": 0, "verdict": "withdrawn", "set_after": False}
     judge = Judge(claim, runs, distinct)
+    if judge.lacks_runs():
+        return {"value": None, "n": 0, "verdict": "no data", "set_after": False}
     if claim["kind"] == "estimators":
         found = judge.repeated(*estimators(runs, recorded))
     elif claim["kind"] == "rivals":
         found = judge.repeated(*rivals(runs, recorded))
     elif claim["kind"] in LOSSES and not judge.has_runs():
         return {"value": None, "n": 0, "verdict": "no data", "set_after": False, "runs": set()}
-    elif claim["kind"] == "count":
-        found = judge.count()
+    elif claim["kind"] in ("count", "curves"):
+        found = getattr(judge, claim["kind"])()
     else:
         found = judge.interval() if claim["kind"] in LOSSES else judge.figure()
     judge.equal()

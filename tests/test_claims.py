@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from conftest import write_run
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
@@ -250,6 +251,60 @@ def test_a_relative_interval_is_of_shares_of_the_base(checkout: Path) -> None:
     assert told["measured"] == "+1.60% ± 0.68% (n = 5)" and told["bound"] == "≤ 2.5%, late"
 
 
+CURVES = "kind: curves, of: [bf16, flash_attn], over: baseline, sentence: '{value:.2f}'"
+
+
+def curves(folder: Path, **losses: list[list[float]]) -> pd.DataFrame:
+    """Rows of runs with these losses of each step, a list a repeat."""
+    found = rows(**{variant: [1.0] * len(each) for variant, each in losses.items()})
+    for run in found.itertuples():
+        each = enumerate(losses[str(run.variant)][int(run.repeat)])
+        of_all = {"tokens_in_step": 5, "step_ms": 1.0}
+        steps = [{"step": step, "loss": loss, **of_all} for step, loss in each]
+        made = write_run(folder, "memory", str(run.variant), repeat=run.repeat, metrics=steps)
+        found.loc[run.Index, "run"] = str(made)
+    return found
+
+
+def test_curves_are_compared_step_by_step_with_the_furthest_setting(
+    checkout: Path, tmp_path: Path
+) -> None:
+    runs = curves(
+        tmp_path / "runs",
+        baseline=[[5, 4, 3], [5, 4, 3]],
+        bf16=[[5, 4.5, 2.5], [5, 4, 3.6]],
+        flash_attn=[[5, 4, 3], [5, 4.3, 2.4]],
+        window_512=[[5, 4.1, 3.1], [5, 4.1, 3]],
+    )
+    claim = judge(checkout, runs, f"{CURVES}, at_most: 0.4")
+    assert (claim["low"], claim["high"]) == pytest.approx((0.3, 1 / 3), rel=1e-5)
+    assert claim["value"] == pytest.approx(0.95 / 3, rel=1e-5) and claim["held"] and claim["n"] == 2
+    first = judge(checkout, runs, f"{CURVES}, at_most: 0, steps: 1")
+    assert first["value"] == 0 and first["held"]
+    told = claims_table(claim.to_frame().T, load_claims(checkout)).iloc[0]
+    assert told["bound"] == "≤ 0, late"
+    beside = judge(checkout, runs, f"{CURVES}, at_most: 9.5, beside: window_512")
+    assert (beside["low"], beside["high"]) == pytest.approx((5, 9), rel=1e-5) and beside["held"]
+    told = claims_table(beside.to_frame().T, load_claims(checkout)).iloc[0]
+    assert (told["bound"], told["measured"]) == ("≤ 9.5x, late", "7.00x (5.00 to 9.00, n = 2)")
+    assert len(beside["runs"]) == 8
+    assert judge(checkout, runs, f"{CURVES}, at_most: 8, beside: window_512")["verdict"] == "fallen"
+
+
+def test_curves_without_all_their_steps_are_no_data(checkout: Path, tmp_path: Path) -> None:
+    runs = curves(
+        tmp_path / "runs", baseline=[[5, 4, 3]], bf16=[[5, float("nan"), 3]], flash_attn=[[5, 4, 3]]
+    )
+    claim = judge(checkout, runs, f"{CURVES}, at_most: 1")
+    assert claim["verdict"] == "no data" and "bf16: a run has not the losses" in claim["note"]
+    assert judge(checkout, runs, f"{CURVES}, at_most: 1, steps: 1")["value"] == 0
+    assert "a run has not" in judge(checkout, runs, f"{CURVES}, at_most: 1, steps: 4")["note"]
+    none = judge(checkout, runs, f"{CURVES}, at_most: 1, steps: 1, beside: window_512")
+    assert none["note"] == "window_512: no run"
+    same = judge(checkout, runs, f"{CURVES}, at_most: 1, steps: 1, beside: flash_attn")
+    assert same["note"] == "flash_attn: the same losses as baseline"
+
+
 def test_a_withdrawn_claim_is_listed_and_judged_by_nothing(checkout: Path) -> None:
     claim = "kind: withdrawn, of: gone, at_least: 2, reason: no time, sentence: '{value}'"
     judged = judge(checkout, rows(baseline=[100]), claim)
@@ -366,12 +421,13 @@ def test_a_new_variant_fells_no_claim(found: pd.DataFrame) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("kind: ratio", "kind: curves", "curves have at_most"),
         ("of: bf16", "of: bf_16", "has no variant 'bf_16'; did you mean bf16"),
         ("of: bf16", "of: {part: trian, variant: bf16}", "has no part 'trian'"),
-        ("kind: ratio", "kind: ration", "'relative_interval', 'count' or 'withdrawn'"),
+        ("kind: ratio", "kind: ration", "'relative_interval', 'curves', 'count' or 'withdrawn'"),
         ("kind: ratio", "kind: interval", "an interval has repeats of at least 2"),
         ("kind: ratio", "kind: withdrawn", "a withdrawn claim has a `reason`"),
-        ("over: baseline, ", "", "a ratio and an interval have `over`"),
+        ("over: baseline, ", "", "a ratio, curves and an interval have `over`"),
         ("at_least: 1.8", "at_least: 1, at_most: 2", "either at_least or at_most"),
         ("at_least: 1.8", "atleast: 1", "did you mean 'at_least'"),
         ("{value:.2f}", "{valu:.2f}", "unknown fact 'valu'; did you mean value"),

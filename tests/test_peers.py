@@ -99,7 +99,20 @@ def test_a_peer_gets_the_work_from_the_study_and_nothing_of_our_kernels():
         ({"peer": {"framework": "hf"}, "grad_checkpoint": "selective"}, "selective"),
         ({"peer": {"framework": "hf"}, "parallel": {"fsdp": 2}}, "bf16_autocast"),
         ({"peer": {"framework": "hf"}, "steps": 2}, "skip_steps"),
-        ({"peer": {"framework": "hf"}, "precision": "fp32"}, "precision"),
+        ({"peer": {"framework": "hf"}, "precision": "tf32"}, "precision"),
+        ({"peer": {"framework": "hf"}, "parallel": {"tp": 2}}, "replicate or tp"),
+        ({"peer": {"framework": "torchtitan"}, "parallel": {"pp": 2}}, "no pp"),
+        ({"peer": {"framework": "torchtitan"}, "parallel": {"cp": 2}}, "no cp"),
+        ({"peer": {"framework": "torchtitan"}, "parallel": {"kind": "zero2", "fsdp": 2}}, "kind"),
+        (
+            {
+                "peer": {"framework": "torchtitan"},
+                "parallel": {"tp": 2},
+                "precision": "bf16_autocast",
+            },
+            "would compute in fp32",
+        ),
+        ({"peer": {"framework": "hf"}, "optim": {"rounding": "stochastic"}}, "rounding"),
     ],
 )
 def test_bad_combinations_are_one_line(changes, word):
@@ -113,22 +126,24 @@ def test_bad_combinations_are_one_line(changes, word):
 )
 def test_every_variant_is_a_whole_config_and_pairs_do_equal_work(profile):
     study = Session(profile, root=CHECKOUT).study("peers")
-    shapes = set()
+    shapes: dict[bool, set[Any]] = {True: set(), False: set()}  # of curves and of speeds
     for part in study.parts:
         for variant in study.measured(part):
             config = resolve(study, variant, part, 0, {})
             assert isinstance(config, TrainConfig | PeerConfig)
             if variant.endswith(("_2048", "_batch1")):
                 continue
-            shapes.add(
+            shapes[part.startswith("curves")].add(
                 (
                     config.model.model_dump_json(),
                     config.seq_len,
                     config.batch_size,
                     config.precision,
+                    config.steps,
+                    config.optim.lr,
                 )
             )
-    assert len(shapes) == 1
+    assert [len(found) for found in shapes.values()] == [1, 1]
 
 
 def context(tmp_path: Path, ceilings: dict[str, Any]) -> Context:
@@ -356,6 +371,13 @@ def test_torchtitan_options(tmp_path, dataset):
     )
     assert option(words, "training.local_batch_size") == "2" and "--compile.enable" not in words
     assert not any("float8" in word for word in words)
+    assert option(words, "lr_scheduler.total_steps") == "20"  # as of the warm-up, of 8 steps
+    shared = peer(peer={"framework": "torchtitan"}, parallel={"tp": 4}, batch_size=4, steps=40)
+    words = titan.options(shared, tmp_path)
+    assert option(words, "parallelism.tensor_parallel_degree") == "4"
+    assert option(words, "training.dtype") == "bfloat16"
+    assert option(words, "lr_scheduler.total_steps") == "39"
+    assert shared.tokens_per_step == 4 * 32, "all processes read the same sequences"
     many = peer(
         peer={"framework": "torchtitan"},
         compile=True,

@@ -301,32 +301,28 @@ class Transformer(nn.Module):
         begins with.
         """
         for name, parameter in self.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
-                continue
-            residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
-            std = 0.02 / (2 * self.config.n_layers) ** 0.5 if residual else 0.02
-            if name == "embedding.weight" and not self.config.tie_embeddings:
-                std = self.config.embedding_std
-            _fill_normal(
-                parameter,
-                std,
-                f"{seed}/{name.replace('_orig_mod.', '')}",
-                draw_on or parameter.device,
-                row_order(self.config, name, self.tp),
+            values = initial_values(
+                self.config, name, parameter.shape, seed, draw_on or parameter.device
             )
+            fill(parameter, values, row_order(self.config, name, self.tp))
 
 
-def _fill_normal(
-    parameter: Tensor, std: float, key: str, device: torch.device, order: Tensor | None
-) -> None:
-    """normal(0, std) from a generator seeded by `key`, drawn in float32 on `device`."""
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
-    generator = torch.Generator(device).manual_seed(seed)
-    values = torch.empty(parameter.shape, device=device, dtype=torch.float32).normal_(
-        0.0, std, generator=generator
-    )
-    fill(parameter, values, order)
+def initial_values(
+    config: ModelConfig, name: str, shape: torch.Size, seed: int, device: torch.device
+) -> Tensor:
+    """What the whole parameter `name` begins with (see `Transformer.init_weights`): float32, drawn
+    on `device`."""
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, device=device)
+    residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+    std = 0.02 / (2 * config.n_layers) ** 0.5 if residual else 0.02
+    if name == "embedding.weight" and not config.tie_embeddings:
+        std = config.embedding_std
+    key = f"{seed}/{name.replace('_orig_mod.', '')}"
+    drawn_from = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
+    generator = torch.Generator(device).manual_seed(drawn_from)
+    values = torch.empty(shape, device=device, dtype=torch.float32)
+    return values.normal_(0.0, std, generator=generator)
 
 
 @torch.no_grad()

@@ -122,6 +122,11 @@ def loss_changes(runs: pd.DataFrame, base: str, last: int = LAST_STEPS) -> pd.Da
     ).join(read)
 
 
+def step_losses(run: str | Path) -> pd.Series:
+    """The training loss of each step of a run, by the step (from 0)."""
+    return _losses(run).set_index("step")["loss"]
+
+
 def _losses(run: str | Path) -> pd.DataFrame:
     """`step`, `loss` and `tokens_in_step` of the steps of a run; empty if it has no record of
     them."""

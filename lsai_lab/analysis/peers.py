@@ -1,4 +1,4 @@
-"""This package beside torchtitan and the Hugging Face Trainer at the same work."""
+"""This package beside torchtitan, Megatron-Core and the Hugging Face Trainer at the same work."""
 
 import pandas as pd
 
@@ -17,6 +17,12 @@ NAMES = {
     "titan_compiled": "torchtitan, compiled",
     "titan_fp8": "torchtitan, fp8, current scales",
     "titan_eager": "torchtitan, not compiled",
+    "megatron_bf16": "Megatron-Core",
+    "megatron_bf16_graph": "Megatron-Core, CUDA graph",
+    "megatron_fp8_delayed": "Megatron-Core, fp8, delayed scales",
+    "megatron_fp8_delayed_graph": "Megatron-Core, fp8, delayed scales, CUDA graph",
+    "megatron_fp8_current": "Megatron-Core, fp8, current scales",
+    "megatron_fp8_current_graph": "Megatron-Core, fp8, current scales, CUDA graph",
 }
 # Session, precision, our variant, and the fastest setting of the peer in it; three runs each.
 COMPARED = [
@@ -36,11 +42,16 @@ SAVINGS = {
 }
 
 
+def _speeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """The good runs whose speed is compared: not those that compare curves of losses."""
+    return runs[(runs["outcome"] == "ok") & runs["part"].isin(["ours", "peer"])]
+
+
 def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per comparison of study peers (`runs`): `session`, `gpu`, `precision`, the `peer`'s
     setting, `ours` and `theirs` (tokens/s, medians), `ratio` with the `low` and `high` of its pairs
     of one round each, and the lead in `ms` a step."""
-    good = runs[runs["outcome"] == "ok"]
+    good = _speeds(runs)
     rows = []
     for session, precision, ours, theirs in COMPARED:
         here = good[good["machine"] == session]
@@ -59,7 +70,8 @@ def peer_settings(runs: pd.DataFrame) -> pd.DataFrame:
     """Every setting on one H200 at batch 2, fastest first: `ratio` of its speed over that of this
     package, compiled in bf16, in the same session; `n` runs, `mem_peak_allocated_gib`, `kind`
     (ours, torchtitan, HF Trainer)."""
-    good = runs[(runs["outcome"] == "ok") & runs["machine"].isin(SESSIONS)]
+    good = _speeds(runs)
+    good = good[good["machine"].isin(SESSIONS)]
     good = good[(good["batch_size"] == 2) & good["variant"].isin(NAMES)]
     groups = good.groupby(["machine", "variant"])
     found = groups[["tokens_per_s", "mem_peak_allocated_gib"]].median()
@@ -69,6 +81,7 @@ def peer_settings(runs: pd.DataFrame) -> pd.DataFrame:
     order = found["machine"].map(SESSIONS.index)
     found = found.assign(order=order).sort_values("order").drop_duplicates("variant")
     kinds = {"ours": "ours", "plain": "ours", "titan": "torchtitan", "hf": "HF Trainer"}
+    kinds["megatron"] = "Megatron-Core"
     found["kind"] = found["variant"].str.split("_").str[0].map(kinds)
     found["setting"] = found["variant"].map(NAMES)
     return found.sort_values("ratio", ascending=False, ignore_index=True)

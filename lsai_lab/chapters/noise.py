@@ -25,7 +25,7 @@ def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
     place = [good[name] for name in ("machine", "study", "part")]
     good = good[~beside.groupby(place).transform("any")]
     large = good["parameters"] > 1e9
-    peers = good[(good["study"] == "peers") & (good["part"] != "ours")]
+    peers = good[(good["study"] == "peers") & (good["part"] == "peer")]
     no_overlap = "their ranges do not overlap"
     rows = [
         ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), no_overlap),

@@ -18,7 +18,7 @@ _FACTS: dict[str, Any] = dict.fromkeys(("value", "of", "over", "beside", "mean",
 _FACTS |= {"total": 8, "repeats": 3, "best": "bf16", "machine": "h200"}
 _FACTS |= {"confidence": "With 95 % confidence", "kernels": "fa4 against eager"}
 INTERVALS = ("interval", "relative_interval")
-COMPARING = ("ratio", *INTERVALS)
+COMPARING = ("ratio", "curves", *INTERVALS)
 Names = Annotated[
     list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
 ]
@@ -44,6 +44,7 @@ class Claim(Strict):
         "ratio",
         "interval",
         "relative_interval",
+        "curves",
         "count",
         "withdrawn",
     ]
@@ -59,6 +60,7 @@ class Claim(Strict):
     at_least: float | None = None
     at_most: float | None = None
     repeats: int = Field(1, ge=1)
+    steps: int | None = Field(None, ge=1, description="curves: the first so many steps, not all")
     same: list[str] = Field(
         [], description="results or settings that must agree among all its runs"
     )
@@ -96,7 +98,9 @@ class Claim(Strict):
         if (self.kind == "withdrawn") != (self.reason is not None):
             raise ValueError("a withdrawn claim has a `reason`, and only it")
         if self.kind != "withdrawn" and (self.kind in COMPARING) != (self.over is not None):
-            raise ValueError("a ratio and an interval have `over`, and only they")
+            raise ValueError("a ratio, curves and an interval have `over`, and only they")
+        if self.kind == "curves" and self.at_most is None:
+            raise ValueError("curves have at_most")
         if self.kind in INTERVALS and self.repeats < 2:
             raise ValueError("an interval has repeats of at least 2")
         try:

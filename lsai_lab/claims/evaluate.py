@@ -10,6 +10,8 @@ small function per kind of claim turns rows of `lab.load` into that number:
              joint 95 % intervals of the differences seed by seed (`lsai_lab.claims.intervals`);
              with `at_least`, how far it is at least above it: the smallest lower end
     relative_interval    the same of differences over the base's value, seed by seed
+    curves   how far the training losses of `of` lie from those of `over`, the mean over steps
+             without the sign; `beside`: as a multiple of that setting's (`lsai_lab.claims.curves`)
     count    how many of the variants `of` have at least `repeats` runs, all of which ended ok (and
              have `metric`)
     estimators   our predictions' median error over that of the best of others' formulas
@@ -34,6 +36,7 @@ import pandas as pd
 
 from lsai_lab.analysis.losses import text_read
 from lsai_lab.claims.bounds import BoundSet, date_of_bound, read_bounds
+from lsai_lab.claims.curves import curve_gaps
 from lsai_lab.claims.declared import INTERVALS, Claim, load_claims
 from lsai_lab.claims.intervals import (
     claim_interval,
@@ -201,11 +204,12 @@ def _gpu_sets(rows: pd.DataFrame) -> int | None:
 def _read(claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
     """Of a claim on losses how much text each of its runs read, the most, if they differ; and the
     training loss beside it."""
-    if claim.kind not in INTERVALS or rows.empty:
+    if claim.kind not in (*INTERVALS, "curves") or rows.empty:
         return dict.fromkeys((*READ, *TRAINING))
-    most = text_read(rows).max()
-    found = training_interval(claim, rows, claim_interval(claim, rows).variant)
-    ends = (None, None) if found is None or found.n < 2 else map(_rounded, found.ends)
+    most, ends = text_read(rows).max(), [None, None]
+    if claim.kind in INTERVALS:
+        found = training_interval(claim, rows, claim_interval(claim, rows).variant)
+        ends = ends if found is None or found.n < 2 else [*map(_rounded, found.ends)]
     read = {name: None if pd.isna(most[name]) else _rounded(most[name]) for name in READ}
     return read | dict(zip(TRAINING, ends, strict=True))
 
@@ -265,6 +269,13 @@ def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
     return Found(decisive_end(claim, found), ends, found.n, verdict, used, facts)
 
 
+def _curves(claim: Claim, rows: pd.DataFrame) -> Found:
+    gaps = curve_gaps(claim, rows)
+    terms = filter(None, (claim.of, claim.over, claim.beside))
+    used = pd.concat([rows_of(rows, term) for term in terms])
+    return _repeated(claim, float(gaps.median()), [*gaps], used, {})
+
+
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
     used = rows_of(rows, claim.of)
     good = used[used["outcome"] == "ok"].reindex(
@@ -304,6 +315,7 @@ _RULES = {
     "ratio": _figure,
     "interval": _interval,
     "relative_interval": _interval,
+    "curves": _curves,
     "count": _count,
     "estimators": _estimators,
     "rivals": _rivals,

@@ -24,7 +24,8 @@ def claim_value(claim: Claim, value: float, digits: int = 3) -> str:
     value, digits = 100 * value if share else value, min(digits, 2) if losses else digits
     power = math.floor(math.log10(abs(value))) if value else 0  # two losses may be equal
     text = f"{value:.{max(int(share), digits - 1 - power)}f}" if digits else f"{value:g}"
-    return text + ("" if claim.kind == "interval" else "%" if share else "x")
+    nats = claim.kind == "interval" or (claim.kind == "curves" and claim.beside is None)
+    return text + ("" if nats else "%" if share else "x")
 
 
 def claims_table(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:

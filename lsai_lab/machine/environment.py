@@ -38,6 +38,7 @@ PACKAGES = (
     "accelerate",
     "liger-kernel",
     "torchtitan",
+    "megatron-core",
     "tokenizers",
     "safetensors",
     "papermill",

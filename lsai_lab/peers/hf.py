@@ -4,11 +4,14 @@ The arguments follow its documentation on training speed
 (https://huggingface.co/docs/transformers/perf_train_gpu_one and the pages on torch.compile, Liger
 and FSDP). fp8 is Accelerate's, with torchao.
 
-The process trains a `LlamaForCausalLM` of our shape, random weights made on the device in their
-dtype, with the Trainer's own loop over windows of the same token file. A callback marks the ends of
-steps and a subclass keeps each step's loss; neither changes what the Trainer does. The model shifts
-the labels itself, so that the last position of a sequence has no target; it is computed all the
-same.
+The process trains a `LlamaForCausalLM` of our shape with our initial weights, made on the device in
+their dtype, with the Trainer's own loop. It reads the windows of our training in their order, with
+the target of every position (`shift_labels`): by itself the model would have none for the last. A
+callback marks the ends of steps. A subclass keeps each step's loss, and sets the learning rate of
+each step: the Trainer's own schedule of this shape begins with a step of rate 0.
+
+What differs from ours and has no option: the model turns q and k by angles whose cosines are
+rounded to bf16, and gradients of bf16 are scaled to the largest norm in bf16.
 """
 
 import os
@@ -21,10 +24,11 @@ import torch
 from lsai_core.config.train import OptimConfig
 from lsai_core.model.hf import config_json
 from lsai_core.training.host_memory import keep_freed_memory
-from lsai_core.training.step import resolve_device
+from lsai_core.training.step import learning_rate, resolve_device
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig
+from lsai_lab.peers.start import start_as_ours
 from lsai_lab.peers.watch import Job, Watch
 
 
@@ -49,7 +53,7 @@ def start(config: PeerConfig, dataset: Dataset, folder: Path) -> tuple[list[str]
 
 
 def of_optimizer(optim: OptimConfig) -> dict[str, Any]:
-    """The arguments of `TrainingArguments` that say what AdamW and its schedule do."""
+    """The arguments of `TrainingArguments` that say what AdamW does."""
     return {
         "learning_rate": optim.lr,
         "weight_decay": optim.weight_decay,
@@ -57,6 +61,12 @@ def of_optimizer(optim: OptimConfig) -> dict[str, Any]:
         "adam_beta2": optim.betas[1],
         "adam_epsilon": optim.eps,
         "max_grad_norm": optim.grad_clip,
+    }
+
+
+def of_schedule(optim: OptimConfig) -> dict[str, Any]:
+    """The arguments of `TrainingArguments` for the schedule that is the most like ours."""
+    return {
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr_rate": optim.min_lr_ratio},
         "warmup_steps": optim.warmup_steps,
@@ -102,27 +112,17 @@ def tuning(config: PeerConfig, on_gpu: bool) -> str:
     return (
         "TrainingArguments("
         + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        + ")"
+        + "), with the learning rate of each step and the order of the text from this package"
     )
 
 
-def train(job: Job) -> None:
-    """Build the model and the Trainer in this process, train, and write the results."""
-    from transformers import (
-        AutoModelForCausalLM,
-        LlamaConfig,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+def watched(watch: Watch) -> Any:
+    """A kind of the Trainer that tells the watch each step's loss, with our learning rates and the
+    order of the text as it comes."""
+    from torch.utils.data import SequentialSampler
+    from transformers import Trainer
 
-    config = job.config
-    device = resolve_device(config.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    else:
-        keep_freed_memory()  # as our own trainer does on a CPU
-    watch = Watch(job, device)
+    config = watch.job.config
 
     class WatchedTrainer(Trainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -130,17 +130,32 @@ def train(job: Job) -> None:
             watch.loss(loss)
             return loss
 
+        def create_scheduler(
+            self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+        ) -> Any:
+            def factor(step: int) -> float:
+                return learning_rate(step, config.steps, config.optim) / config.optim.lr
+
+            of: Any = optimizer or self.optimizer
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, factor)
+            return self.lr_scheduler
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return SequentialSampler(train_dataset or self.train_dataset)
+
+    return WatchedTrainer
+
+
+def steps(watch: Watch) -> Any:
+    """The callback that tells the watch where steps end. It raises RuntimeError if parameters are
+    not trained."""
+    from transformers import TrainerCallback
+
     class Steps(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            model, optimizer = kwargs["model"], kwargs["optimizer"]
-            optimized = {
-                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-            }
-            if lost := sum(
-                parameter.numel()
-                for parameter in model.parameters()
-                if id(parameter) not in optimized
-            ):
+            model, groups = kwargs["model"], kwargs["optimizer"].param_groups
+            optimized = {id(parameter) for group in groups for parameter in group["params"]}
+            if lost := sum(p.numel() for p in model.parameters() if id(p) not in optimized):
                 raise RuntimeError(
                     f"the Trainer's optimizer does not hold {lost:,} of the model's parameters"
                 )
@@ -150,6 +165,20 @@ def train(job: Job) -> None:
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             watch.step()
 
+    return Steps()
+
+
+def train(job: Job) -> None:
+    """Build the model and the Trainer in this process, train, and write the results."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
+
+    config = job.config
+    device = resolve_device(config.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        keep_freed_memory()  # as our own trainer does on a CPU
+    watch = Watch(job, device)
     arguments = TrainingArguments(
         **training_arguments(config, job.folder / "out", device.type == "cuda")
     )
@@ -160,6 +189,10 @@ def train(job: Job) -> None:
         model = AutoModelForCausalLM.from_config(
             shape, dtype=dtype, attn_implementation=config.attention
         )
-    windows: Any = [dict.fromkeys(("input_ids", "labels"), x) for x, _next in job.windows()]
-    WatchedTrainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps()]).train()
+    start_as_ours(model, config.model, config.seed, device)
+    rows: Any = [{"input_ids": x, "labels": y, "shift_labels": y} for x, y in job.windows()]
+    trainer = watched(watch)(
+        model=model, args=arguments, train_dataset=rows, callbacks=[steps(watch)]
+    )
+    trainer.train()
     watch.finish(attention_kernel=str(model.config._attn_implementation))

@@ -27,7 +27,7 @@ from lsai_lab.benches.machine import peak_of_this_machine, rated
 from lsai_lab.data import prepare
 from lsai_lab.launch.launch import require_devices, watched
 from lsai_lab.machine.environment import package_version
-from lsai_lab.peers import hf
+from lsai_lab.peers import hf, megatron
 from lsai_lab.peers.config import PeerConfig, needed_packages
 from lsai_lab.peers.watch import FOLDER
 from lsai_lab.runs.kinds import Context
@@ -79,7 +79,7 @@ def run(config: PeerConfig, context: Context) -> dict[str, Any]:
         "versions": ", ".join(
             f"{name} {version}" for name, version in {"torch": torch.__version__, **found}.items()
         ),
-        **({"arguments": hf.tuning(config, on_gpu)} if framework is hf else {}),
+        **({"arguments": framework.tuning(config, on_gpu)} if hasattr(framework, "tuning") else {}),
     }
 
 
@@ -105,8 +105,8 @@ def _surroundings(config: PeerConfig, folder: Path) -> dict[str, str]:
 def adapter(config: PeerConfig, version: str | None) -> str:
     """The module that serves, with this `version` of torchtitan. Raises Unavailable: none, or it
     cannot do what is asked."""
-    if config.framework == "hf":
-        return hf.__name__
+    if config.framework != "torchtitan":
+        return {"hf": hf, "megatron": megatron}[config.framework].__name__
     series, instead = ".".join((version or "0.2").split(".")[:2]), "pip install torchtitan==0.2.2"
     if series not in SERIES:
         raise Unavailable(

@@ -2,9 +2,13 @@
 (`titan3.py`) shares with it.
 
 The options are those of its documentation (README, docs/fsdp.md, docs/float8.md), and so is
-torchrun, also for one GPU. The process is `python -m torchtitan.train` with three additions: the
+torchrun, also for one GPU. The process is `python -m torchtitan.train` with these additions: the
 model's shape, as one more flavor of torchtitan's Llama 3, a dataloader of the windows of our token
-file, and a subclass of its Trainer that tells the watch where a step ends.
+file, our initial weights, no weight decay of the norms, as here, and a subclass of its Trainer that
+tells the watch where a step ends.
+
+What differs from ours and has no option: the norm of bf16 gradients is computed, and they are
+scaled by it, in bf16; one process runs under autocast also where the weights are bf16.
 """
 
 import shutil
@@ -15,10 +19,12 @@ from typing import Any
 
 import torch
 
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.train import ModelConfig, OptimConfig
+from lsai_core.optimizers.base import decayed
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig
+from lsai_lab.peers.start import start_as_ours
 from lsai_lab.peers.watch import Job, Watch
 
 FLAVOR = "lsai"
@@ -50,12 +56,15 @@ def shared(config: PeerConfig) -> dict[str, object]:
         "training.steps": config.steps,
         "training.max_norm": optim.grad_clip or "inf",  # 0 would scale all gradients to nothing
         "training.dtype": "bfloat16" if config.precision == "bf16" else "float32",
-        "training.mixed_precision_param": "bfloat16",
+        "training.mixed_precision_param": "float32" if config.precision == "fp32" else "bfloat16",
         "lr_scheduler.warmup_steps": optim.warmup_steps,
+        # The cosine ends one step behind the last that is counted here; ours ends at the last.
+        "lr_scheduler.total_steps": max(config.steps - 1, optim.warmup_steps),
         "lr_scheduler.decay_type": "cosine",
         "lr_scheduler.min_lr_factor": optim.min_lr_ratio,
         "parallelism.data_parallel_shard_degree": parallel.fsdp,
         "parallelism.data_parallel_replicate_degree": parallel.replicate,
+        "parallelism.tensor_parallel_degree": parallel.tp,
         "parallelism.fsdp_reshard_after_forward": "default"
         if parallel.reshard_after_forward
         else "never",
@@ -133,8 +142,9 @@ def rope_scaling(model: ModelConfig) -> dict[str, float]:
     return {"scaling_factor" if name == "factor" else name: value for name, value in given.items()}
 
 
-def watched(trainer: Any, job: Job) -> Any:
-    """torchtitan's Trainer, telling the watch about its steps."""
+def watched(trainer: Any, job: Job, adapter: Any) -> Any:
+    """torchtitan's Trainer, which starts with our weights and tells the watch about its steps.
+    `adapter`: torchtitan's own from Hugging Face's names, rows of q and k to its own."""
 
     class WatchedTrainer(trainer):
         def __init__(self, config: Any) -> None:
@@ -142,7 +152,9 @@ def watched(trainer: Any, job: Job) -> Any:
             # The device that torchtitan has set up: what it counts as a share is each process's
             # part of the mean loss.
             self.watch = Watch(job, self.device, loss_is_share=True)
-            self.watch.check(self.model_parts[0])
+            (model,), config = self.model_parts, job.config
+            self.watch.check(model)
+            start_as_ours(model, config.model, config.seed, self.device, adapter.from_hf)
 
         def forward_backward_step(self, **batch: Any) -> torch.Tensor:
             loss = super().forward_backward_step(**batch)
@@ -176,11 +188,25 @@ def loader(
     return ParallelAwareDataloader(rows, dp_rank, dp_world_size, batch_size=job.config.batch_size)
 
 
+def optimizers(model_parts: list[torch.nn.Module], given: Any, *_: Any) -> Any:
+    """torchtitan's own, but for the weight decay of vectors, which it has no option against."""
+    from torchtitan.components.optimizer import OptimizersContainer
+
+    def adamw(parameters: list[torch.nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
+        named = {str(number): parameter for number, parameter in enumerate(parameters)}
+        groups = decayed(named, OptimConfig(weight_decay=given.weight_decay))
+        return torch.optim.AdamW(groups, **settings)
+
+    settings = {"lr": given.lr, "betas": (given.beta1, given.beta2), "eps": given.eps}
+    return OptimizersContainer(model_parts, adamw, settings | {"fused": True, "foreach": False})
+
+
 def train(job: Job) -> None:
     """Run torchtitan's own main in this process, with the additions of this file."""
     from torchtitan.models import llama3
     from torchtitan.train import Trainer, main
 
-    llama3.llama3_args[FLAVOR] = flavor(job.config.model)
+    llama3.llama3_args[FLAVOR] = shape = flavor(job.config.model)
     llama3.build_text_dataloader = partial(loader, job)
-    main(watched(Trainer, job))
+    llama3.build_optimizers = optimizers
+    main(watched(Trainer, job, llama3.Llama3StateDictAdapter(shape, None)))

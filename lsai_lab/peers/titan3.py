@@ -9,6 +9,7 @@ ends of documents with FlexAttention; here it gets windows without ends, as all 
 attention is SDPA.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def llama() -> Any:
                 filter_fqns=["lm_head"], model_compile_enabled=config.compile
             )
         ]
+    optimizer = its.default_adamw(
+        optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay
+    )
+    (matrices,) = optimizer.param_groups
+    vectors = replace(
+        matrices,
+        pattern="norm",
+        optimizer_kwargs={**matrices.optimizer_kwargs, "weight_decay": 0.0},
+    )
+    optimizer.param_groups = [vectors, matrices]  # the first that fits a name is taken
     keeps = {"none": None, "selective": its.SelectiveAC.Config(), "full": its.FullAC.Config()}
     return its.Trainer.Config(
         model_spec=llama3.model_registry(FLAVOR, converters=fp8),
@@ -52,9 +63,7 @@ def llama() -> Any:
         loss=its.ChunkedLossWrapper.Config(
             loss_fn=its.CrossEntropyLoss.Config(global_vocab_size=model.vocab_size)
         ),
-        optimizer=its.default_adamw(
-            optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay
-        ),
+        optimizer=optimizer,
         activation_checkpoint=keeps[config.grad_checkpoint],
     )
 
@@ -102,8 +111,10 @@ def shape(model: ModelConfig, seq_len: int) -> Any:
 def train(job: Job) -> None:
     """Run torchtitan's own main in this process, with the configuration that `llama` builds."""
     from torchtitan.components.dataloader import ParallelAwareDataloader
+    from torchtitan.models import llama3
     from torchtitan.train import Trainer, main
 
+    model = shape(job.config.model, job.config.seq_len)
     ParallelAwareDataloader.Config._owner = partial(loader, job)
-    Trainer.Config._owner = watched(Trainer, job)
+    Trainer.Config._owner = watched(Trainer, job, llama3.Llama3StateDictAdapter(model, None))
     main()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from lsai_core.base.files import write_json, write_text
 from lsai_core.config.strict import validated
@@ -49,7 +50,7 @@ class Job:
         train on."""
         config = self.config
         stream = BatchStream(Dataset(self.dataset).tokens("train"), 1, config.seq_len, config.seed)
-        number = config.steps * config.batch_size * config.parallel.world_size
+        number = config.steps * config.batch_size * config.parallel.readers
         return [(x[0], y[0]) for x, y in map(stream.batch, range(number))]
 
 
@@ -58,17 +59,16 @@ class Watch:
     `finish`."""
 
     def __init__(self, job: Job, device: torch.device, *, loss_is_share: bool = False) -> None:
-        """`loss_is_share`: the losses of all processes add up to the mean loss; else each is a mean
-        of its own."""
+        """`loss_is_share`: the losses of the processes that read different sequences add up to the
+        mean loss; else each is a mean of its own."""
         self.job, self.device, self.loss_is_share = job, device, loss_is_share
         self.timer, self.on_gpu = StepTimer(device), device.type == "cuda"
         self.losses: list[torch.Tensor] = []
         self.memory: list[tuple[float, float]] = []
         self.begun, self.first_step_s = 0.0, 0.0
 
-    def check(self, model: torch.nn.Module) -> None:
-        """Raise RuntimeError unless the model that is about to be trained is as large as ours and
-        has fp8 layers if asked for."""
+    def check_size(self, model: torch.nn.Module) -> None:
+        """Raise RuntimeError unless the model that is about to be trained is as large as ours."""
         theirs, ours = (
             sum(p.numel() for p in model.parameters()),
             count_parameters(self.job.config.model).total,
@@ -77,6 +77,10 @@ class Watch:
             raise RuntimeError(
                 f"the peer's model has {theirs:,} parameters, this package's {ours:,}"
             )
+
+    def check(self, model: torch.nn.Module) -> None:
+        """As `check_size`, and the model must have torchao's fp8 layers if asked for."""
+        self.check_size(model)
         kinds = {type(module).__name__ for module in model.modules()}
         if self.job.config.fp8 != "none" and "Float8Linear" not in kinds:
             raise RuntimeError("fp8 was asked for, but the peer's model has no Float8Linear")
@@ -88,7 +92,9 @@ class Watch:
 
     def loss(self, loss: torch.Tensor) -> None:
         """The loss of the running step, a scalar: a copy of it stays where it is (a CUDA graph
-        writes the next one over it)."""
+        writes the next one over it). Where processes share the logits, each has the whole loss."""
+        if isinstance(loss, DTensor):
+            loss = loss.full_tensor()
         self.losses.append(loss.detach().float().clone())
 
     def step(self) -> None:
@@ -125,7 +131,9 @@ class Watch:
             dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
         if self.job.rank != 0:
             return
-        loss = (losses if self.loss_is_share else losses / config.parallel.world_size).tolist()
+        parallel = config.parallel
+        summands = parallel.members if self.loss_is_share else parallel.world_size
+        loss = (losses / summands).tolist()
         allocated, reserved = peaks.tolist()
         lines = []
         for step, (ms, one, memory) in enumerate(zip(durations_ms, loss, self.memory, strict=True)):

@@ -18,7 +18,7 @@ from lsai_core.base.files import write_text
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import TrainConfig
 from lsai_core.training.combinations import checked
-from lsai_lab.peers.hf import of_optimizer
+from lsai_lab.peers.hf import of_optimizer, of_schedule
 from lsai_lab.peers.titan_file import read_titan
 from lsai_lab.peers.titan_keys import FLAVORS
 from lsai_lab.peers.trainer_memory import TrainerMemory, predict_as, trainer_memory_of
@@ -214,6 +214,7 @@ def arguments(config: TrainConfig) -> dict[str, Any]:
         "bf16": config.precision in ("bf16_autocast", "bf16_residual"),
         "optim": "adamw_bnb_8bit" if optim.states == "8bit" else "adamw_torch_fused",
         **of_optimizer(optim),
+        **of_schedule(optim),
         "torch_compile": config.compile,
         "use_liger_kernel": config.loss == "fused",
         "seed": config.seed,
