@@ -451,7 +451,9 @@ def test_torchtitan_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, changes, 
         "lsai_lab.peers.run.adapter",
         lambda config, version: adapter(config, version) and "titan_cpu",
     )
-    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}")
+    # torchtitan may lie in a folder of its own
+    given = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}:{given}")
     where, data = context(tmp_path, ceilings), {"source": f"file:{corpus}", "vocab_size": 320}
     study = {
         "peer": {"framework": "torchtitan"},
