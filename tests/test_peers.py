@@ -510,8 +510,12 @@ def test_torchtitan_0_3_builds_our_model_and_is_set_as_the_study_says(tmp_path, 
             and parsed.training.dtype == "float32"
             and parsed.lr_scheduler.decay_type == "cosine"
         )
-        given = parsed.optimizer.param_groups[0].optimizer_kwargs
-        assert given == {"lr": 3e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
+        vectors, matrices = parsed.optimizer.param_groups
+        given = {"lr": 3e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
+        assert matrices.optimizer_kwargs == given
+        assert vectors.optimizer_kwargs == {**given, "weight_decay": 0.0}
+        named = [name for name, p in built.named_parameters() if re.search(vectors.pattern, name)]
+        assert len(named) == sum(p.ndim == 1 for p in built.parameters())
 
 
 def test_hugging_face_arguments(tmp_path, dataset):

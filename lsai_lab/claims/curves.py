@@ -1,8 +1,8 @@
 """Claims about curves: how far the training losses of settings lie from their base's, step by step.
 
 The gap of two runs is the mean over steps of the difference without its sign, in nats. Of a repeat
-it is that of the setting that lies furthest off; with `beside` it is divided by the gap of that
-setting from the same base, so that 1 is as far as, say, another attention kernel moves a loss.
+it is that of the setting that lies furthest off. With `beside` it is divided by the gap of those
+settings from the same base, so that 1 is as far as, say, another attention kernel moves a loss.
 """
 
 import pandas as pd

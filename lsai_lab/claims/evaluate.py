@@ -200,10 +200,10 @@ def _read(claim: Claim, rows: pd.DataFrame) -> dict[str, Any]:
     training loss beside it."""
     if claim.kind not in (*INTERVALS, "curves") or rows.empty:
         return dict.fromkeys((*READ, *TRAINING))
-    most, ends = text_read(rows).max(), [None, None]
+    most, found = text_read(rows).max(), None
     if claim.kind in INTERVALS:
         found = training_interval(claim, rows, claim_interval(claim, rows).variant)
-        ends = ends if found is None or found.n < 2 else [*map(_rounded, found.ends)]
+    ends = (None, None) if found is None or found.n < 2 else map(_rounded, found.ends)
     read = {name: None if pd.isna(most[name]) else _rounded(most[name]) for name in READ}
     return read | dict(zip(TRAINING, ends, strict=True))
 

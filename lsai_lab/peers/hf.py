@@ -141,7 +141,8 @@ def watched(watch: Watch) -> Any:
             return self.lr_scheduler
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return SequentialSampler(train_dataset or self.train_dataset)
+            rows: Any = train_dataset or self.train_dataset
+            return SequentialSampler(rows)
 
     return WatchedTrainer
 
