@@ -3,6 +3,7 @@ so that in fp32 every loss is the same up to the order of sums."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lsai_core.model.transformer import build_model, initial_values
 from lsai_core.training.loop import train
 from lsai_lab.data import Dataset
 from lsai_lab.machine.environment import package_version
-from lsai_lab.peers import titan
+from lsai_lab.peers import titan, titan3
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.run import adapter, run
 from lsai_lab.peers.start import start_as_ours
@@ -80,6 +81,16 @@ SHAPES: list[dict[str, Any]] = [
     {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 16}},
     {"tie_embeddings": True},
 ]
+
+
+@pytest.mark.skipif(not TITAN.startswith("0.3."), reason=f"needs torchtitan 0.3, not {TITAN}")
+@pytest.mark.usefixtures("sharp")
+@pytest.mark.parametrize("changes", SHAPES[:2], ids=["plain", "scaled"])
+def test_the_model_of_torchtitan_0_3_starts_as_ours(changes):
+    config = ModelConfig.model_validate({**MODEL, **changes})
+    model, renamed = titan3.shape(config, 64).build(), partial(titan3.renamed, config)
+    start_as_ours(model, config, 7, torch.device("cpu"), renamed)
+    torch.testing.assert_close(model(tokens()), our_logits(config), rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("sharp")

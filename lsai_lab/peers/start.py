@@ -21,16 +21,16 @@ Renamed = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 def initial_weights(
     config: ModelConfig, seed: int, device: torch.device
-) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a Hugging Face Llama of this shape by its name there, float32 on `device`,
-    with the values that our run of this seed begins with."""
-    shapes = {name: parameter.shape for name, parameter in shaped(config).named_parameters()}
+) -> Iterator[dict[str, Tensor]]:
+    """The tensors of a Hugging Face Llama of this shape by their names there, float32 on `device`,
+    with the values that our run of this seed begins with; together those that share one of our
+    parameters."""
     places = slots(config).items()
-    for ours, shape in shapes.items():
-        values = initial_values(config, ours, shape, seed, device)
-        for theirs, slot in places:
-            if slot.name == ours:
-                yield theirs, values[slot.start : slot.stop]
+    for ours, parameter in shaped(config).named_parameters():
+        values = initial_values(config, ours, parameter.shape, seed, device)
+        yield {
+            theirs: values[slot.start : slot.stop] for theirs, slot in places if slot.name == ours
+        }
 
 
 def start_as_ours(
@@ -45,11 +45,11 @@ def start_as_ours(
             name = name.replace(word, "")
         parameters[name] = parameter
     missing = set(parameters)
-    for theirs, values in initial_weights(config, seed, device):
-        for name, own in renamed({theirs: values}).items():
+    for tensors in initial_weights(config, seed, device):
+        for name, values in renamed(tensors).items():
             if name not in missing:
-                raise RuntimeError(f"the peer's model has no parameter {name} left for {theirs}")
-            fill(parameters[name], own)
+                raise RuntimeError(f"the peer's model has no parameter {name} left")
+            fill(parameters[name], values)
             missing.remove(name)
     if missing:
         raise RuntimeError(f"nothing of ours is for the peer's parameters {sorted(missing)[:3]}")

@@ -24,7 +24,7 @@ from lsai_core.optimizers.base import decayed
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun
 from lsai_lab.peers.config import WORKER, PeerConfig
-from lsai_lab.peers.start import start_as_ours
+from lsai_lab.peers.start import Renamed, start_as_ours
 from lsai_lab.peers.watch import Job, Watch
 
 FLAVOR = "lsai"
@@ -142,9 +142,9 @@ def rope_scaling(model: ModelConfig) -> dict[str, float]:
     return {"scaling_factor" if name == "factor" else name: value for name, value in given.items()}
 
 
-def watched(trainer: Any, job: Job, adapter: Any) -> Any:
+def watched(trainer: Any, job: Job, renamed: Renamed) -> Any:
     """torchtitan's Trainer, which starts with our weights and tells the watch about its steps.
-    `adapter`: torchtitan's own from Hugging Face's names, rows of q and k to its own."""
+    `renamed`: torchtitan's own way from Hugging Face's tensors to its names and order of rows."""
 
     class WatchedTrainer(trainer):
         def __init__(self, config: Any) -> None:
@@ -154,7 +154,7 @@ def watched(trainer: Any, job: Job, adapter: Any) -> Any:
             self.watch = Watch(job, self.device, loss_is_share=True)
             (model,), config = self.model_parts, job.config
             self.watch.check(model)
-            start_as_ours(model, config.model, config.seed, self.device, adapter.from_hf)
+            start_as_ours(model, config.model, config.seed, self.device, renamed)
 
         def forward_backward_step(self, **batch: Any) -> torch.Tensor:
             loss = super().forward_backward_step(**batch)
@@ -209,4 +209,4 @@ def train(job: Job) -> None:
     llama3.llama3_args[FLAVOR] = shape = flavor(job.config.model)
     llama3.build_text_dataloader = partial(loader, job)
     llama3.build_optimizers = optimizers
-    main(watched(Trainer, job, llama3.Llama3StateDictAdapter(shape, None)))
+    main(watched(Trainer, job, llama3.Llama3StateDictAdapter(shape, None).from_hf))

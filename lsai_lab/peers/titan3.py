@@ -12,7 +12,10 @@ attention is SDPA.
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from torch import Tensor
 
 from lsai_core.config.train import ModelConfig
 from lsai_lab.peers.config import PeerConfig
@@ -108,13 +111,24 @@ def shape(model: ModelConfig, seq_len: int) -> Any:
     return described
 
 
+def renamed(model: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """torchtitan's tensors from those of a Hugging Face Llama of this shape. Its adapter knows q, k
+    and v as three matrices, which its layer makes one of when it loads them."""
+    from torchtitan.models.common.attention import FusedQKVLinear
+    from torchtitan.models.llama3 import Llama3StateDictAdapter
+
+    found: dict[str, Tensor] = Llama3StateDictAdapter(shape(model, 1), None).from_hf(tensors)
+    heads = SimpleNamespace(head_dim=model.head_dim, heads_per_kv=model.n_heads // model.n_kv_heads)
+    for name in [name for name in found if name.endswith(".wq.weight")]:
+        FusedQKVLinear._merge_qkv_on_load(heads, found, name.removesuffix("wq.weight"))
+    return found
+
+
 def train(job: Job) -> None:
     """Run torchtitan's own main in this process, with the configuration that `llama` builds."""
     from torchtitan.components.dataloader import ParallelAwareDataloader
-    from torchtitan.models import llama3
     from torchtitan.train import Trainer, main
 
-    model = shape(job.config.model, job.config.seq_len)
     ParallelAwareDataloader.Config._owner = partial(loader, job)
-    Trainer.Config._owner = watched(Trainer, job, llama3.Llama3StateDictAdapter(model, None))
+    Trainer.Config._owner = watched(Trainer, job, partial(renamed, job.config.model))
     main()
