@@ -14,6 +14,7 @@ from lsai_core.config.strict import validated
 from lsai_core.config.train import ModelConfig
 from lsai_core.model.hf import slots
 from lsai_core.model.transformer import build_model
+from lsai_lab.analysis.peers import published_speeds
 from lsai_lab.machine.environment import package_version
 from lsai_lab.peers import megatron
 from lsai_lab.peers.config import PeerConfig, needed_packages
@@ -249,3 +250,12 @@ def test_on_several_gpus_it_stands_beside_ours_with_fp32_states():
         assert (config.parallel, config.grad_checkpoint) == (ours.parallel, ours.grad_checkpoint)
         assert config.tokens_per_step == ours.tokens_per_step == 4 * 4096
         assert config.parallel.world_size == 4
+
+
+def test_published_speeds_say_who_what_when_and_where():
+    found = published_speeds(CHECKOUT)
+    assert found.iloc[0]["project"] == "Megatron-Bridge 25.11"
+    assert found.iloc[0][["tokens", "tflops"]].tolist() == [14451, 744]
+    assert found["date"].str.fullmatch(r"20\d\d-\d\d").all()
+    assert found["url"].str.startswith("https://").all() and found["what"].str.len().min() > 10
+    assert found[["tokens", "tflops"]].notna().any(axis=1).all()

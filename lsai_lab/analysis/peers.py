@@ -1,6 +1,10 @@
 """This package beside torchtitan, Megatron-Core and the Hugging Face Trainer at the same work."""
 
+from pathlib import Path
+
 import pandas as pd
+
+from lsai_lab.project.files import load_yaml, repo_root
 
 NAMES = {
     "ours_eager": "this package, not compiled",
@@ -108,3 +112,12 @@ def peer_savings(comparisons: pd.DataFrame, ablation: pd.DataFrame) -> pd.DataFr
         }
         rows[name] = rows["gpu"].map(saved).where(lacks[name])
     return rows
+
+
+def published_speeds(root: Path | None = None) -> pd.DataFrame:
+    """What other projects published for a model of this size (`params/anchors.yaml`): `project`,
+    `what` was measured, `tokens` a second and `tflops` a GPU where the source says, `date`, `url`;
+    the newest first."""
+    rows = pd.DataFrame(load_yaml((root or repo_root()) / "params" / "anchors.yaml")["speeds"])
+    rows = rows[["project", "what", "tokens", "tflops", "date", "url"]].astype({"date": str})
+    return rows.sort_values("date", ascending=False, kind="stable", ignore_index=True)

@@ -82,6 +82,7 @@ How much to believe:
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
     claims_with, all_claims, sessions    claims with a verdict, and all; the labels of the records
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
+    published_speeds                     what others published for a model of 8 B
     peer_savings                         the leads beside what our kernels save
 
 One sequence on several GPUs:
@@ -181,7 +182,12 @@ NAMES = {
         "sessions",
         "speed_noise",
     ),
-    "lsai_lab.analysis.peers": ("peer_comparisons", "peer_savings", "peer_settings"),
+    "lsai_lab.analysis.peers": (
+        "peer_comparisons",
+        "peer_savings",
+        "peer_settings",
+        "published_speeds",
+    ),
     "lsai_lab.chapters.predictions": (
         "PARTS",
         "error_summary",

@@ -2,7 +2,6 @@
 order, and of a matrix that processes share the part of this one."""
 
 import re
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ LAYER = {
     "mlp.up_proj": ("mlp.linear_fc1.weight",),
     "mlp.down_proj": ("mlp.linear_fc2.weight",),
 }
-PACKED = {"linear_qkv.weight": 3, "linear_fc1.weight": 2}  # tensors in one parameter
 
 
 @torch.no_grad()
@@ -48,16 +46,13 @@ def fill(
     A weight that is kept in fp8 also has the value that its fp32 master is made from.
     """
     parameters: dict[str, Any] = dict(model.named_parameters())
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    for theirs, values in initial_weights(config, seed, device):
-        (name,) = [name for name in names(theirs) if name in parameters]
-        parameter, parts = parameters[name], found[name]
-        shared = tp > 1 and getattr(parameter, "tensor_model_parallel", False)
-        parts.append(values.chunk(tp, parameter.partition_dim)[rank] if shared else values)
-        if len(parts) < next((n for end, n in PACKED.items() if name.endswith(end)), 1):
-            continue
-        whole = packed(found.pop(name), config.n_kv_heads // tp)
-        parameters.pop(name).copy_(whole)
+    for tensors in initial_weights(config, seed, device):
+        (name,) = [name for name in names(next(iter(tensors))) if name in parameters]
+        parameter, parts = parameters.pop(name), list(tensors.values())
+        if tp > 1 and getattr(parameter, "tensor_model_parallel", False):
+            parts = [values.chunk(tp, parameter.partition_dim)[rank] for values in parts]
+        whole = packed(parts, config.n_kv_heads // tp)
+        parameter.copy_(whole)
         if hasattr(parameter, "get_high_precision_init_val"):
             parameter.get_high_precision_init_val().copy_(whole)
     if parameters:
