@@ -85,9 +85,7 @@ class _Buckets:
     """Flat tensors that gradients are reduced in. `stays`: they remain as they are cut first.
     `views`: gradients become parts of them when they are summed."""
 
-    def __init__(
-        self, parameters: list[nn.Parameter], cap: int, stays: bool, views: bool
-    ) -> None:
+    def __init__(self, parameters: list[nn.Parameter], cap: int, stays: bool, views: bool) -> None:
         self.parameters, self.cap, self.views = parameters, cap, views
         self.final, self.summing, self.seen = stays, True, False
         place = {id(parameter): index for index, parameter in enumerate(parameters)}

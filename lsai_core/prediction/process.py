@@ -112,7 +112,10 @@ def refusals() -> list[tuple[Any, str, Any]]:
     return [
         (DataParallel, "__init__", _refusing("DataParallel")),
         (FullyShardedDataParallel, "__init__", _refusing("FullyShardedDataParallel")),
-        *((style, "_apply", _refusing(f"tensor parallelism ({style.__name__})")) for style in styles),
+        *(
+            (style, "_apply", _refusing(f"tensor parallelism ({style.__name__})"))
+            for style in styles
+        ),
     ]
 
 
