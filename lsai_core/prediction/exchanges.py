@@ -15,7 +15,7 @@ is counted an equal part of every unit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -64,14 +64,14 @@ def units(model: ModelConfig, shards: int, reshard_after_forward: bool = True) -
     one = shaped(model.model_copy(update={"n_layers": 1}))
     both = 2 if reshard_after_forward else 1
 
-    def unit(parameters: Iterator[torch.nn.Parameter], count: int, passes: int) -> Unit:
+    def unit(parameters: Iterable[torch.Tensor], count: int, passes: int) -> Unit:
         cut = (math.ceil(p.shape[0] / shards) * shards * p[0].numel() for p in parameters)
         return Unit(sum(cut), count, passes)
 
     found = [
         unit(one.blocks.parameters(), model.n_layers - 1, both),
         unit(one.blocks.parameters(), 1, 1),
-        unit(iter([*one.norm.parameters(), one.output_weight]), 1, 1),
+        unit([*one.norm.parameters(), one.output_weight], 1, 1),
     ]
     if one.output is not None:
         found.append(unit(one.embedding.parameters(), 1, 1))
