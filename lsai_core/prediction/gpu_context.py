@@ -62,10 +62,10 @@ from lsai_core.prediction.tracker import (
     storage_of,
 )
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
+from lsai_core.profiling.memory import Phase, running_phase
 
 GIB = 2**30
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
-Phase = Literal["forward", "backward", "optimizer"]
 Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
@@ -98,10 +98,7 @@ class StepTracker(PurposeTracker):
     @property
     def running(self) -> Phase:
         """The phase of the step that the program is in."""
-        if self.updating:
-            return "optimizer"
-        # of autograd's engine, in this thread
-        return "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
+        return running_phase(self.updating)
 
     def cause(self) -> str:
         """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
