@@ -49,7 +49,7 @@ From frames to frames and numbers:
 
     lab.summarize, lab.over_repeats      one figure from repeats, and how far they scatter: spread
     lab.with_range                       a figure with the range of its repeats, as text
-    lab.relative, lab.versus             comparisons with a variant, of two variants
+    lab.relative                         comparisons with a variant
     lab.pareto, lab.equal_to_best        the best, and what equals it
     lab.with_cost                        energy and money for a billion tokens
     lab.judged(...), lab.claims_table    claims by name, judged by the recorded runs; as a table
@@ -103,7 +103,6 @@ _FACE = {
         "relative",
         "spread",
         "summarize",
-        "versus",
         "with_range",
     ),
     "lsai_lab.claims.words": ("claims_table",),

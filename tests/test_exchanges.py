@@ -19,7 +19,7 @@ from lsai_core.prediction.exchanges import exchanges
 from lsai_core.training.step import prepare_model, prepare_optimizer, train_step
 from lsai_lab.searches import tries
 
-# Blocks enough that one more or less does not matter: the last one is gathered once.
+# Blocks enough that what stands outside of them does not matter to the ways that are approximate.
 LARGER = {"model": {"n_layers": 24}}
 WAYS: dict[str, dict[str, Any]] = {
     "ddp": {"parallel": {"kind": "ddp", "replicate": 2}, "grad_accum": 2},
@@ -86,5 +86,6 @@ def test_real_processes_send_what_is_predicted(name: str) -> None:
     expected = Counter[str]()
     for exchange in exchanges(run_of(name)):
         expected[exchange.operation] += int(exchange.sent)
+    near = 1e-6 if name in ("fsdp", "zero2") else 0.12
     for operation, size in expected.items():
-        assert found[operation] == pytest.approx(size, rel=0.12), operation
+        assert found[operation] == pytest.approx(size, rel=near), operation

@@ -1,5 +1,6 @@
 """A parameter's way: which files a variant's setting passes between params/studies and the
-optimizer's step, counted as it runs."""
+optimizer's step, the config from `train` to the step, and a tensor in attention that processes
+share; counted as they run."""
 
 from __future__ import annotations
 
@@ -10,11 +11,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from conftest import CHECKOUT, Project
 
+from lsai_core.config.strict import validated
+from lsai_core.config.train import TrainConfig
+from lsai_core.context.methods import ContextParallel
+from lsai_core.parallel.processes import connect
+from lsai_core.training.loop import train
 from lsai_lab.runs.execute import ActiveRun, write_plan
 from lsai_lab.runs.session import Session
+from lsai_lab.searches import tries
 
 LR = 0.000731  # nothing else has this value
 MODULES = {
@@ -91,5 +100,78 @@ def test_a_setting_reaches_the_step_through_few_files(
     assert way[0] == "lsai_lab.project.files" and way[-1] == "lsai_core.training.step", way
     assert "lsai_core.optimizers.build" in way, "the optimizer was built with it"
     climbs = [(a, b) for a, b in pairwise(way) if a in above(b) and b not in above(a)]
-    assert len(set(way)) <= 22, dict.fromkeys(way)
-    assert len(climbs) <= 12, climbs
+    assert len(set(way)) <= 19, dict.fromkeys(way)
+    assert len(climbs) <= 10, climbs
+
+
+def stays(call: Callable[[], Any], is_it: Callable[[Any], bool]) -> list[str]:
+    """The files of the core whose functions get what `is_it` says, or have it in `self`, in the
+    order in which each function is first called, a file once for each stay in it."""
+    met, found = set[tuple[str, str]](), list[str]()
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        code, name = frame.f_code, NAMES.get(frame.f_code.co_filename, "")
+        stop = (name, code.co_qualname)
+        if event != "call" or not name.startswith("lsai_core.") or stop in met:
+            return
+        given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        owner = frame.f_locals.get("self")
+        if name == module_of(owner) and not is_it(owner):
+            given += vars(owner).values() if hasattr(owner, "__dict__") else ()
+        if any(map(is_it, given)):
+            met.add(stop)
+            found.extend([name] if found[-1:] != [name] else [])
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def module_of(value: Any) -> str:
+    return type(value).__module__
+
+
+class Tokens:
+    def tokens(self, split: str) -> np.ndarray[Any, Any]:
+        return np.arange(2000, dtype=np.uint16) % 300
+
+
+def test_the_config_returns_to_few_files_between_train_and_the_step(tmp_path: Path) -> None:
+    shape = {"n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 2, "d_ff": 64}
+    given = {"model": {**shape, "vocab_size": 300}, "data": {"vocab_size": 300}, "device": "cpu"}
+    config = validated(TrainConfig, {**given, "seq_len": 32, "batch_size": 2, "steps": 1}, "test")
+
+    def call() -> None:
+        train(config, Tokens(), tmp_path)
+
+    files = stays(call, lambda value: value is config)
+    step = "lsai_core.training.step"
+    way = files[: len(files) - files[::-1].index(step)]
+    assert way[0] == "lsai_core.training.loop" and way[-1] == step, files
+    assert len(way) - len(set(way)) <= 4, way
+
+
+def shared_attention(rank: int, method: str) -> dict[str, str]:
+    """The files that queries pass in one of two processes that share a sequence."""
+    connect(torch.device("cpu"))
+    context = ContextParallel(method, 32)
+    q_BSHD = torch.randn(1, 16, 2, 8)
+
+    def call() -> None:
+        context.attention(q_BSHD, q_BSHD, q_BSHD)
+
+    files = stays(call, lambda value: isinstance(value, torch.Tensor))
+    return {"way": " ".join(files)}
+
+
+@pytest.mark.parametrize("method", ["ulysses", "zigzag"])
+def test_shared_attention_returns_to_few_files(method: str) -> None:
+    workers = tries.server(["lsai_core.parallel.build"], on_gpu=False)
+    ended, found = tries.attempt(workers, shared_attention, method, processes=2, timeout_s=300)
+    assert ended["outcome"] == "ok", ended
+    way = found["way"].split()
+    assert "lsai_core.context.engine" in way, way
+    assert len(way) - len(set(way)) <= 2, way

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT, TINY_MODEL, write_run
@@ -22,7 +21,6 @@ from lsai_core.base.files import read_jsonl, write_json
 from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer, count_parameters
-from lsai_lab.analysis.summary import versus
 from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.launch.launch import watched
 from lsai_lab.machine.environment import package_version
@@ -560,31 +558,6 @@ def test_peers_train_on_a_gpu(tmp_path, corpus, ceilings, changes):
     assert results["parameters"] == count_parameters(config.model).total
     assert results["tokens_per_s"] > 0 and results["mem_peak_allocated_gib"] > 0
     assert 2 < results["train_loss"] < 7
-
-
-def test_only_equal_recipes_are_compared_and_a_small_ratio_is_no_difference():
-    rows = pd.DataFrame(
-        [
-            ("ours", "a", "bf16", 10250.0),
-            ("ours", "b", "fp8", 15000.0),
-            ("ours", "c", "bf16", 9000.0),
-            ("titan", "d", "bf16", 10100.0),
-            ("titan", "e", "fp8", 12000.0),
-            ("hf", "f", "bf16", 5000.0),
-            ("hf", "g", "rows", 1.0),
-        ],
-        columns=["framework", "label", "recipe", "tokens_per_s"],
-    ).assign(run="folder")
-    found = versus(rows, "ours", ["recipe"], "tokens_per_s").set_index(["recipe", "peer"])
-    assert set(found.index) == {("bf16", "titan"), ("bf16", "hf"), ("fp8", "titan")}
-    assert found.loc[("fp8", "titan"), "ratio"] == pytest.approx(1.25) and found[
-        "label"
-    ].tolist() == ["a", "a", "b"]
-    assert found["equal"].to_dict() == {
-        ("bf16", "titan"): True,
-        ("bf16", "hf"): False,
-        ("fp8", "titan"): False,
-    }
 
 
 def test_the_study_s_peers_are_known_frameworks():

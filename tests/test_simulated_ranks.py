@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lsai_core import simulated_gpu
 from lsai_core.base.errors import UserError
-from lsai_core.prediction.simulated_ranks import assigned
+from lsai_core.prediction.buckets import assigned
 
 LAYERS, MATRIX, MIB = 8, 4 * 2048**2, 2**20
 
@@ -61,6 +61,19 @@ def test_buckets_hold_all_gradients_once_more() -> None:
 def test_gradients_can_be_parts_of_the_buckets() -> None:
     wrapper, held, _ = after_a_step(gradient_as_bucket_view=True)
     assert wrapper == LAYERS * MATRIX and held == [LAYERS * MATRIX] * 2
+
+
+def test_gradients_that_are_not_summed_yet_are_beside_the_buckets() -> None:
+    with simulated_gpu("h100"):
+        dist.init_process_group("nccl", world_size=2, rank=0)
+        parallel = DistributedDataParallel(layers(), gradient_as_bucket_view=True)
+        x = torch.randn(8, 2048, device="cuda")
+        before = torch.cuda.memory_allocated()
+        with parallel.no_sync():
+            parallel(x).sum().backward()
+        assert torch.cuda.memory_allocated() - before == LAYERS * MATRIX
+        parallel(x).sum().backward()
+        assert torch.cuda.memory_allocated() == before
 
 
 def test_parameters_are_sent_in_flat_copies() -> None:

@@ -95,10 +95,8 @@ def available_recipes(device: torch.device | str) -> dict[str, str | None]:
     return {name: missing(name, torch.device(device)) for name in RECIPES}
 
 
-def require(config: TrainConfig, device: torch.device) -> None:
-    """Raise Unavailable if this machine lacks what the run's recipe needs. Asked before anything is
-    built."""
-    recipe = config.fp8.recipe
+def require(recipe: str, device: torch.device) -> None:
+    """Raise Unavailable if this machine lacks what `recipe` (or `none`) needs."""
     if recipe != "none" and (reason := missing(recipe, device)) is not None:
         raise Unavailable(f"fp8 recipe {recipe} {reason}")
 

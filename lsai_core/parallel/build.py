@@ -31,7 +31,8 @@ def build_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 
 def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     """The same with memory and no values in it. Raises MemoryError as `require_host_memory`."""
-    require_host_memory(config)
+    if config.saved_inputs == "host":
+        require_host_memory(config)
     model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
     model.to(weight_dtype(config.precision))
     adapt(model, config)

@@ -7,16 +7,24 @@ model (`lsai_core.parallel`): how many messages of which size, and whether compu
     tensor parallelism      activations of every block, four times a pass, which nothing hides
     pipelines               hidden states and their gradients between two stages, not hidden
     context parallelism     as fsdp; keys and values of each block are left out
+
+FSDP2's messages are those of its units, to the byte: each parameter is cut along its first
+dimension and padded to equal slices. Where tensor parallelism shares the matrices first, a process
+is counted an equal part of every unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+
+import torch
 
 from lsai_core.config.precision import compute_dtype, weight_dtype
-from lsai_core.config.train import TrainConfig
-from lsai_core.model.transformer import count_parameters
+from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.model.transformer import count_parameters, shaped
 
 _MATRICES = 4  # of a block: what DDP sums at once, since each is larger than a bucket
 _SUMMED_BYTES = 4  # FSDP sums gradients in fp32
@@ -41,9 +49,42 @@ class Exchange:
         return self.calls * self.size * share
 
 
-def _gathers(config: TrainConfig) -> int:
-    """How often FSDP2 gathers each weight in a step."""
-    return 1 if config.parallel.kind == "zero2" else 2 * config.grad_accum
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that FSDP2 gathers together (`lsai_core.parallel.kinds.fsdp`). `elements`: of all
+    equal slices together, padding included. `count`: so many units are alike. `passes`: the passes
+    of a micro-batch that gather it, one where it stays whole in between."""
+
+    elements: int
+    count: int
+    passes: int
+
+
+@cache
+def units(model: ModelConfig, shards: int, reshard_after_forward: bool = True) -> tuple[Unit, ...]:
+    """The units of `model` in slices for `shards` processes."""
+    one = shaped(model.model_copy(update={"n_layers": 1}))
+    both = 2 if reshard_after_forward else 1
+
+    def unit(parameters: Iterable[torch.Tensor], count: int, passes: int) -> Unit:
+        cut = (math.ceil(p.shape[0] / shards) * shards * p[0].numel() for p in parameters)
+        return Unit(sum(cut), count, passes)
+
+    found = [
+        unit(one.blocks.parameters(), model.n_layers - 1, both),
+        unit(one.blocks.parameters(), 1, 1),
+        unit([*one.norm.parameters(), one.output_weight], 1, 1),
+    ]
+    if one.output is not None:
+        found.append(unit(one.embedding.parameters(), 1, 1))
+    return tuple(found)
+
+
+def _gathered(config: TrainConfig) -> Iterator[tuple[Unit, int]]:
+    """FSDP2's units, and how often each is gathered in a step."""
+    parallel = config.parallel
+    for unit in units(config.model, parallel.shards, parallel.reshard_after_forward):
+        yield unit, 1 if parallel.kind == "zero2" else unit.passes * config.grad_accum
 
 
 def copied_bytes(config: TrainConfig) -> float:
@@ -51,40 +92,57 @@ def copied_bytes(config: TrainConfig) -> float:
     gathered, gradients into what it sums in fp32."""
     if not config.parallel.sharded:
         return 0.0
-    total = count_parameters(config.model).total / config.parallel.tp
     computed = compute_dtype(config.precision).itemsize
     gradients = (computed + _SUMMED_BYTES) * config.grad_accum
-    return total * (2 * computed * _gathers(config) + gradients)
+    return sum(
+        unit.elements * unit.count / config.parallel.tp * (2 * computed * times + gradients)
+        for unit, times in _gathered(config)
+    )
 
 
 def exchanges(config: TrainConfig) -> Iterator[Exchange]:
     """All messages of a step of `config`."""
-    parallel, blocks = config.parallel, config.model.n_layers + 1
-    total = count_parameters(config.model).total / parallel.tp
-    computed = compute_dtype(config.precision).itemsize
+    parallel = config.parallel
     if parallel.keeps_copies:
-        calls, size = _MATRICES * blocks, total * weight_dtype(config.precision).itemsize
-        yield Exchange("all_reduce", parallel.replicate, calls, size / calls)
+        total = count_parameters(config.model).total
+        calls = _MATRICES * (config.model.n_layers + 1)
+        size = total * weight_dtype(config.precision).itemsize / calls
+        yield Exchange("all_reduce", parallel.replicate, calls, size)
         if parallel.kind == "zero1":
-            yield Exchange("all_gather", parallel.replicate, calls, size / calls, hidden=False)
-    elif parallel.shards > 1:
-        sums = blocks * config.grad_accum
-        weights, gradients = computed * total / blocks, _SUMMED_BYTES * total / blocks
-        yield Exchange("all_gather", parallel.shards, _gathers(config) * blocks, weights)
-        yield Exchange("reduce_scatter", parallel.shards, sums, gradients)
-        if parallel.replicate > 1:
-            own = gradients / parallel.shards
-            yield Exchange("all_reduce", parallel.replicate, sums, own)
+            yield Exchange("all_gather", parallel.replicate, calls, size, hidden=False)
+    elif parallel.sharded:
+        yield from _of_shards(config)
     if parallel.tp > 1:
-        tokens = config.batch_size * config.seq_len // parallel.cp
-        size = tokens * config.model.d_model * computed
-        # Both once a half of a block and pass; a block's last sum is not made a second time.
-        again = config.grad_checkpoint == "full"
-        often = {"all_gather": 4 + 2 * again, "reduce_scatter": 4 + again}
-        for operation, times in often.items():
-            count = times * config.model.n_layers * config.grad_accum
-            yield Exchange(operation, parallel.tp, count, size, hidden=False)
+        yield from _of_matrices(config)
     if parallel.pp > 1:
-        hidden_states = config.batch_size * config.seq_len * config.model.d_model * computed
+        size = _hidden_bytes(config)
         calls = 2 * config.grad_accum * (parallel.stages - 1) / parallel.pp  # of one, on average
-        yield Exchange("send_receive", parallel.pp, calls, hidden_states, hidden=False)
+        yield Exchange("send_receive", parallel.pp, calls, size, hidden=False)
+
+
+def _of_shards(config: TrainConfig) -> Iterator[Exchange]:
+    parallel, computed = config.parallel, compute_dtype(config.precision).itemsize
+    for unit, times in _gathered(config):
+        elements, sums = unit.elements / parallel.tp, unit.count * config.grad_accum
+        if parallel.shards > 1:
+            yield Exchange("all_gather", parallel.shards, times * unit.count, computed * elements)
+            yield Exchange("reduce_scatter", parallel.shards, sums, _SUMMED_BYTES * elements)
+        if parallel.replicate > 1:
+            own = _SUMMED_BYTES * elements / parallel.shards
+            yield Exchange("all_reduce", parallel.replicate, sums, own)
+
+
+def _of_matrices(config: TrainConfig) -> Iterator[Exchange]:
+    parallel, size = config.parallel, _hidden_bytes(config)
+    # Both once a half of a block and pass; a block's last sum is not made a second time.
+    again = config.grad_checkpoint == "full"
+    often = {"all_gather": 4 + 2 * again, "reduce_scatter": 4 + again}
+    for operation, times in often.items():
+        count = times * config.model.n_layers * config.grad_accum
+        yield Exchange(operation, parallel.tp, count, size, hidden=False)
+
+
+def _hidden_bytes(config: TrainConfig) -> float:
+    """Of the hidden states of a micro-batch."""
+    tokens = config.batch_size * config.seq_len // config.parallel.cp
+    return tokens * config.model.d_model * compute_dtype(config.precision).itemsize

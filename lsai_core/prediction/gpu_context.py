@@ -37,6 +37,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
 from lsai_core.kernels import FakeGpu
 from lsai_core.prediction.allocator import (
@@ -50,9 +51,9 @@ from lsai_core.prediction.allocator import (
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
+from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
 from lsai_core.prediction.simulated_compile import compiling
-from lsai_core.prediction.simulated_ranks import one_rank
 from lsai_core.prediction.tracker import (
     ALLOCATION,
     OTHER,
@@ -61,10 +62,10 @@ from lsai_core.prediction.tracker import (
     storage_of,
 )
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
+from lsai_core.profiling.memory import Phase, running_phase
 
 GIB = 2**30
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
-Phase = Literal["forward", "backward", "optimizer"]
 Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
@@ -97,10 +98,7 @@ class StepTracker(PurposeTracker):
     @property
     def running(self) -> Phase:
         """The phase of the step that the program is in."""
-        if self.updating:
-            return "optimizer"
-        # of autograd's engine, in this thread
-        return "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
+        return running_phase(self.updating)
 
     def cause(self) -> str:
         """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
@@ -236,6 +234,7 @@ class SimulatedGpu:
             compiling(fakes, tracker, self._name_weights),
             presented(self.gpu, memory),
             one_rank(),
+            attributes_as(refusals()),
             GpuOperators(),
             OnGpu(tracker),
             fakes,
@@ -369,6 +368,6 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     followed without values, and for what is not simulated: flex_attention, tensor parallelism,
     torch.compile in other modes than its default or where it makes no single graph
     (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one of their processes
-    (`simulated_ranks.py`, `simulated_shards.py`).
+    (`process.py`).
     """
     return SimulatedGpu(find_gpu(gpu))

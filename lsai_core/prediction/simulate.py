@@ -33,7 +33,7 @@ from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
-from lsai_core.parallel.build import share
+from lsai_core.parallel.build import connect, share
 from lsai_core.parallel.sequence import join, setting
 from lsai_core.parallel.tensor import share as share_matrices
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
@@ -48,12 +48,7 @@ from lsai_core.prediction.fake_kernels import (
     update_on_gpu,
     update_on_host,
 )
-from lsai_core.prediction.process import (
-    SharingTracker,
-    connect_alone,
-    messages_between_stages,
-    one_of,
-)
+from lsai_core.prediction.process import SharingTracker, messages_between_stages, one_of
 from lsai_core.prediction.purposes import name_gradients_and_buffers, named
 from lsai_core.prediction.timeline import timeline
 from lsai_core.prediction.tracker import Moment, PurposeTracker
@@ -168,7 +163,8 @@ class _Simulation:
                 tracker.add([model])
             tracker.marks["gradients made"] = tracker.births
             if mesh is not None:
-                connect_alone(model, config, mesh, tracker)
+                with tracker, tracker.purpose("gradients"):  # DDP's buckets
+                    connect(model, self._narrow_as_wide(), mesh)
             optimizer = self._optimizer(model)
             tokens = torch.empty(
                 config.batch_size * config.grad_accum, config.seq_len + 1, dtype=torch.int64
@@ -199,6 +195,11 @@ class _Simulation:
                 )
             # before the model dies
             return tracker, tracker.events.copy(), levels.copy()
+
+    def _narrow_as_wide(self) -> TrainConfig:
+        """The config in which weights that travel in fp8 go in their own dtype."""
+        parallel = self._config.parallel.model_copy(update={"fp8_gather": False})
+        return self._config.model_copy(update={"parallel": parallel})
 
     def _optimizer(self, model: Transformer) -> torch.optim.Optimizer:
         """With the states that it has in every step but the first."""

@@ -27,10 +27,18 @@ import torch
 from lsai_core.profiling.live_tensors import LiveTensors, Seed
 
 Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 Peaks = dict[str, int]  # kind ("allocated", "reserved", "active") -> bytes
 
 _GIB = 2**30
-_PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+
+
+def running_phase(updating: bool) -> Phase:
+    """The phase that a program is in that says only when its optimizer is `updating`."""
+    if updating:
+        return "optimizer"
+    # of autograd's engine, in this thread
+    return "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
 
 
 class PhaseMemory:
@@ -52,8 +60,8 @@ class PhaseMemory:
     def phase(self, name: Phase) -> Iterator[None]:
         """Measure one phase. Phases do not nest; those up to and including `optimizer` make one
         step."""
-        if name not in _PHASES:
-            raise ValueError(f"unknown phase {name!r}; known: {', '.join(_PHASES)}")
+        if name not in PHASES:
+            raise ValueError(f"unknown phase {name!r}; known: {', '.join(PHASES)}")
         if self._open:
             self._note("between", self._counters.peaks())
         else:
@@ -80,7 +88,7 @@ class PhaseMemory:
         if not self._steps:
             return results
         results["mem_steps_measured"] = len(self._steps)
-        for phase in _PHASES:
+        for phase in PHASES:
             if values := [step[phase]["allocated"] for step in self._steps if phase in step]:
                 results |= _max_and_mean(f"mem_{phase}_peak_gib", values)
         overall = [_largest(step.values()) for step in self._steps]

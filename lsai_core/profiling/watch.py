@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from lsai_core.base.errors import UserError
 from lsai_core.profiling.live_tensors import LiveTensors
+from lsai_core.profiling.memory import PHASES, Phase, running_phase
 from lsai_core.profiling.trace import KernelEvent, kernel_events, top_kernels
 
 GIB = 2**30
-Phase = Literal["forward", "backward", "optimizer"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 # Why a tensor is there, from the bottom of a picture to its top.
 CAUSES = ("weights", "gradients", "optimizer", "activations", "backward", "other")
 MEMORY_STEP, FIRST_TRACED, TRACED = 1, 3, 2
@@ -69,10 +68,7 @@ class CauseTracker(LiveTensors):
     @property
     def phase(self) -> Phase:
         """The phase that the program is in."""
-        if self.updating:
-            return "optimizer"
-        # of autograd's engine, in this thread
-        return "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
+        return running_phase(self.updating)
 
     @contextlib.contextmanager
     def born_as(self, cause: str) -> Iterator[None]:

@@ -216,13 +216,13 @@ class _Loop:
         if self.device.type == "cpu":
             keep_freed_memory()
         set_matmul_mode(config.precision)
-        kernel = attention_kernel(config, self.device)
+        self.checkpoints = open_checkpoints(config, folder, world)
         sequences = config.batch_size * config.grad_accum
         self.stream = BatchStream(dataset.tokens("train"), sequences, config.seq_len, config.seed)
+        kernel = attention_kernel(config, self.device)
         self.model = prepare_model(config, self.device)
         self.optimizer = prepare_optimizer(self.model, config)
         self.result = result = Trained(self.model, kernel, way_of(self.optimizer))
-        self.checkpoints = open_checkpoints(config, folder, world)
         result.resumed_at, self.earlier_s = self.checkpoints.restore(self.model, self.optimizer)
         result.rows, result.train_s = metrics.truncate(result.resumed_at), self.earlier_s
         profile = config.profile.model_copy(

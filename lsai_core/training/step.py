@@ -42,10 +42,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def attention_kernel(config: TrainConfig, device: torch.device) -> str:
-    """The attention kernel that this run uses on `device` (what `auto` comes to).
-
-    Raises Unavailable if the machine lacks it, before anything is built.
-    """
+    """The attention kernel that this run uses on `device` (what `auto` comes to). Raises
+    Unavailable if the machine lacks it."""
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import kernel
 
@@ -62,18 +60,27 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
     )
 
 
+def require(config: TrainConfig, device: torch.device) -> str:
+    """The attention kernel of a run, once all that it needs of this machine is found: kernel, fp8
+    recipe, compiler. Raises Unavailable for what is missing; asked before anything is built."""
+    recipes.require(config.fp8.recipe, device)
+    compiler.require(config.compile, device)
+    return attention_kernel(config, device)
+
+
 def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
     """The model of a run, initialized from its seed, on its device, in its weight dtype, compiled
-    and sharded if asked. Raises MemoryError where the host cannot hold what is to be kept there."""
-    recipes.require(config, device)
-    require_host_memory(config)
-    compiler.require(config.compile, device)
+    and sharded if asked. Raises as `require`, and MemoryError where the host cannot hold what is to
+    be kept there."""
+    require(config, device)
     torch.manual_seed(config.seed)
     if config.parallel.distributed:
         from lsai_core.parallel.build import build_sharded
 
         model = build_sharded(config, device)
     else:
+        if config.saved_inputs == "host":
+            require_host_memory(config)
         model = build_model(
             config.model,
             config.attention,

@@ -4,29 +4,26 @@ nodes.
 Communication is the alpha-beta model (Hockney 1994; Thakur et al. 2005): a ring collective of n
 ranks over a buffer of S bytes takes (n - 1) alpha + (n - 1)/n S / B to gather or to reduce-scatter,
 and twice that to all-reduce. A step of FSDP gathers each unit once or twice and reduce-scatters it
-once, over the shard group; HSDP adds an all-reduce of each gradient shard over the replicas. FSDP2
-cuts each parameter along its first dimension and pads to equal slices.
+once, over the shard group; HSDP adds an all-reduce of each gradient shard over the replicas
+(`lsai_core.prediction.exchanges`).
 """
 
 import itertools
-import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pandas as pd
-import torch
 from pydantic import Field
 
-from lsai_core.config.precision import compute_dtype, weight_dtype
+from lsai_core.config.precision import weight_dtype
 from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import ModelConfig, Precision
-from lsai_core.model.transformer import Transformer, count_parameters
+from lsai_core.config.train import ModelConfig, ParallelConfig, Precision, TrainConfig
+from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.kinds.adamw import bytes_per_parameter
+from lsai_core.prediction.exchanges import exchanges, units
 from lsai_core.profiling.flops import flops_per_token
 from lsai_lab.project.files import load_yaml, repo_root
 
-REDUCE_BYTES = 4  # gradients are summed in fp32
 CALLS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -82,75 +79,35 @@ def scale_config() -> ScaleConfig:
 
 @dataclass(frozen=True)
 class Traffic:
-    """One optimizer step on one process: bytes of the full buffers and number of calls, by
-    collective."""
+    """One optimizer step on one process, by collective: bytes of the full buffers, number of calls,
+    and bytes that each process sends in rings."""
 
     shard: int
     replicas: int
-    bytes: dict[str, int]
-    calls: dict[str, int]
-
-    @property
-    def sent(self) -> dict[str, float]:
-        """Bytes that each process sends in ring collectives."""
-        n, r = self.shard, self.replicas
-        share = {
-            "all_gather": (n - 1) / n,
-            "reduce_scatter": (n - 1) / n,
-            "all_reduce": 2 * (r - 1) / r,
-        }
-        return {name: self.bytes[name] * share[name] for name in CALLS}
-
-
-@cache
-def _units(model: ModelConfig) -> list[tuple[list[tuple[int, ...]], int, int]]:
-    """(parameter shapes, times gathered per step, how many such units): the units of
-    `parallel.kinds.fsdp.share`."""
-    with torch.device("meta"):
-        one = Transformer(model.model_copy(update={"n_layers": 1}))
-    block = [tuple(p.shape) for p in one.blocks.parameters()]
-    ends = [tuple(p.shape) for p in [*one.norm.parameters(), one.output_weight]]
-    # the last one stays gathered between the passes
-    blocks = [(block, 2, model.n_layers - 1), (block, 1, 1)]
-    if one.output is None:
-        return [*blocks, (ends, 1, 1)]
-    return [*blocks, ([tuple(one.embedding.weight.shape)], 1, 1), (ends, 1, 1)]
-
-
-def _padded(shapes: list[tuple[int, ...]], n: int) -> int:
-    """Elements of all `n` equal slices together, each parameter cut along its first dimension."""
-    return sum(math.ceil(shape[0] / n) * n * math.prod(shape[1:]) for shape in shapes)
+    bytes: dict[str, float]
+    calls: dict[str, float]
+    sent: dict[str, float]
 
 
 def step_traffic(
     model: ModelConfig, shard: int, replicas: int, precision: Precision = "bf16_autocast"
 ) -> Traffic:
     """What one step moves under FSDP over `shard` processes with `replicas` copies of the model."""
-    units = [
-        (_padded(shapes, shard) * count, gathers, count) for shapes, gathers, count in _units(model)
-    ]
-    reduced, number = (
-        REDUCE_BYTES * sum(elements for elements, *_ in units),
-        sum(count for *_, count in units),
+    parallel = ParallelConfig(fsdp=shard, replicate=replicas)
+    moved = list(exchanges(TrainConfig(model=model, precision=precision, parallel=parallel)))
+    found = {name: [one for one in moved if one.operation == name] for name in CALLS}
+    return Traffic(
+        shard,
+        replicas,
+        bytes={name: sum(one.calls * one.size for one in all_) for name, all_ in found.items()},
+        calls={name: sum(one.calls for one in all_) for name, all_ in found.items()},
+        sent={name: sum(one.sent for one in all_) for name, all_ in found.items()},
     )
-    gathered = compute_dtype(precision).itemsize * sum(
-        elements * gathers for elements, gathers, _ in units
-    )
-    calls = {
-        "all_gather": sum(gathers * count for _, gathers, count in units),
-        "reduce_scatter": number,
-    }
-    size = {
-        "all_gather": gathered,
-        "reduce_scatter": reduced,
-        "all_reduce": reduced // shard if replicas > 1 else 0,
-    }
-    return Traffic(shard, replicas, size, calls | {"all_reduce": number if replicas > 1 else 0})
 
 
 def state_bytes(model: ModelConfig, shard: int, precision: Precision = "bf16_autocast") -> int:
     """Bytes of weights, gradients and both AdamW moments on one GPU."""
-    elements = sum(_padded(shapes, shard) * count for shapes, _, count in _units(model))
+    elements = sum(unit.elements * unit.count for unit in units(model, shard))
     return elements // shard * 4 * weight_dtype(precision).itemsize
 
 

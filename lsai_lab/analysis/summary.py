@@ -153,30 +153,6 @@ def kept_inputs(d_model: int) -> dict[str, int]:
     return {"bf16": 2 * 2 * d_model, "fused": 3 * d_model, "tensorwise": 2 * d_model}
 
 
-def versus(rows: pd.DataFrame, ours: str, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """The best row of framework `ours` against the best of each other framework, wherever both have
-    rows with equal `by`: `label`, `run`, `<metric>` of ours, `peer`, `peer_label`, `peer_run`,
-    `peer_<metric>`, `ratio` (ours over the peer's), and `equal`: whether the two lie within
-    `SESSION_SPREAD`."""
-    require_columns([*by, metric, "framework"], rows)
-    found = []
-    for recipe, group in rows.dropna(subset=[metric]).groupby(list(by), sort=False):
-        best = {
-            name: some.loc[some[metric].idxmax()]
-            for name, some in group.groupby("framework", sort=False)
-        }
-        mine = best.pop(ours, None)
-        for name, other in best.items() if mine is not None else ():
-            shown = ("label", "run", metric)
-            row = dict(zip(by, recipe, strict=True)) | {key: mine[key] for key in shown}
-            row |= {"peer": name} | {f"peer_{key}": other[key] for key in shown}
-            ratio = mine[metric] / other[metric]
-            found.append(
-                {**row, "ratio": ratio, "equal": bool(max(ratio, 1 / ratio) - 1 < SESSION_SPREAD)}
-            )
-    return pd.DataFrame(found)
-
-
 def work_of(runs: pd.DataFrame) -> pd.DataFrame:
     """What a training step computes, one row per variant: `precision`, `attention` (whether its
     scores are stored), `window` (a dash where it is no shorter than the sequence), `checkpointing`,

@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
-from lsai_core.base import compiler
 from lsai_core.base.limits import cpu_cores
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import Precision, TrainConfig
 from lsai_core.fp8 import recipes
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling import flops
-from lsai_core.training import checkpoint
+from lsai_core.training import checkpoint, step
 from lsai_core.training.batches import BatchStream
 from lsai_core.training.loop import Trained, train
-from lsai_core.training.step import attention_kernel, resolve_device
 from lsai_lab.benches.machine import peak_of_this_machine, rated, speed_summary
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.data.checkpoints import require_same_tokenizer, write_tokenizer
@@ -32,10 +30,7 @@ def require(config: TrainConfig) -> None:
         if srun_command(config.parallel.world_size) is None:
             require_devices(config.device, config.parallel.world_size)
         return
-    device = resolve_device(config.device)
-    recipes.require(config, device)
-    compiler.require(config.compile, device)
-    attention_kernel(config, device)
+    step.require(config, step.resolve_device(config.device))
 
 
 def run(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -52,7 +47,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
         return launch(
             context.folder, context.data_root, nproc, on_rows=context.on_rows, command=command
         )
-    device, world = resolve_device(config.device), context.world
+    device, world = step.resolve_device(config.device), context.world
     dataset = prepare(config.data, context.data_root)
     # The text must hold a batch, which costs nothing to know before there is a model.
     BatchStream(
@@ -63,7 +58,7 @@ def run(config: TrainConfig, context: Context) -> dict[str, Any]:
 
         require_same_tokenizer(dataset, find_checkpoint(config.init_from))
     per_token = flops.flops_per_token(config.model, config.seq_len, config.attention.window)
-    peak = _peak(config, context, device)
+    peak = _peak(config.precision, context, device)
     per_rate = rated(1.0, per_token, peak, world.size, device.type == "cuda")
     trained = train(config, dataset, context.folder, context.on_rows, per_rate["mfu"], world)
     if config.checkpoint.export:
@@ -127,7 +122,7 @@ def _export(config: TrainConfig, trained: Trained, dataset: Dataset, context: Co
     export_hf(trained.model, folder, world, max_seq_len=max(config.seq_len, known))
 
 
-def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.Peak | None:
+def _peak(precision: Precision, context: Context, device: torch.device) -> flops.Peak | None:
     """The MFU denominator, on rank 0. Of CPU processes, which share a processor, it may measure
     with all cores."""
     peak = None
@@ -136,7 +131,7 @@ def _peak(config: TrainConfig, context: Context, device: torch.device) -> flops.
         threads = torch.get_num_threads()
         if context.world.size > 1:
             torch.set_num_threads(cpu_cores())
-        peak = peak_of_this_machine(device, config.precision, context.runs_root)
+        peak = peak_of_this_machine(device, precision, context.runs_root)
         torch.set_num_threads(threads)
     context.world.barrier()
     return peak

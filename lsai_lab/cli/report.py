@@ -43,8 +43,8 @@ ChapterOption = Annotated[
     list[str] | None,
     typer.Option(
         "--chapter",
-        help="Run nothing and make these chapters only (15-memory); the others stay as they are. "
-        "Repeatable.",
+        help="Run nothing and make these chapters only (memory, or 15-memory); the others stay as "
+        "they are. Repeatable.",
     ),
 ]
 OutOption = Annotated[

@@ -9,7 +9,8 @@ from IPython.display import HTML
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, Shown
-from lsai_core.profiling.watch import CAUSES, GIB, PHASES, STEPS, StepWatch
+from lsai_core.profiling.memory import PHASES
+from lsai_core.profiling.watch import CAUSES, GIB, STEPS, StepWatch
 from lsai_lab.report.timelines import lanes, memory_picture
 
 _TOP = 10  # kernels that are shown

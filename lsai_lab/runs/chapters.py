@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.code import version_of
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json, write_text
 from lsai_core.base.limits import cpu_cores
 from lsai_lab.launch.stop import StopRequest
@@ -72,15 +72,19 @@ def read_chapters(root: Path) -> dict[str, Path]:
 
 
 def chapters_named(root: Path, asked: Sequence[str]) -> list[str]:
-    """The chapters that a person means by the names of their notebooks (`15-memory`), as
-    `read_chapters` names them. UserError for one that the book has not."""
-    if not asked:
-        return []
-    names = {path.stem: name for name, path in read_chapters(root).items()}
-    stems = [one.removesuffix(".ipynb") for one in asked]
-    if unknown := [stem for stem in stems if stem not in names]:
-        raise UserError(f"the report has no chapter {unknown[0]!r}{hint(unknown[0], names)}")
-    return [names[stem] for stem in stems]
+    """The chapters that a person means by the names of their notebooks, with their numbers or
+    without (`15-memory`, `memory`), as `read_chapters` names them. UserError, which lists the
+    names, for one that the book has not."""
+    chapters = read_chapters(root) if asked else {}
+    short = {name: re.sub(r"^\d+-", "", path.stem) for name, path in chapters.items()}
+    found = list[str]()
+    for one in (name.removesuffix(".ipynb") for name in asked):
+        meant = [name for name, path in chapters.items() if one in (path.stem, short[name])]
+        if not meant:
+            known = ", ".join(short.values())
+            raise UserError(f"the report has no chapter {one!r}; its chapters are {known}")
+        found += meant
+    return found
 
 
 def headings_of(chapter: Path, target: Path) -> Path:

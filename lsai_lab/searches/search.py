@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from lsai_core.base import compiler
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.limits import host_limit_gib
 from lsai_core.config.train import TrainConfig
-from lsai_core.fp8 import recipes
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.gpus import OUTSIDE_GIB
-from lsai_core.training.step import attention_kernel, resolve_device
+from lsai_core.training import step
 from lsai_lab.benches.points import Points, Row
 from lsai_lab.launch.launch import require_devices
 from lsai_lab.runs.kinds import Context
@@ -30,19 +28,18 @@ from lsai_lab.searches.tries import GIB, Work, attempt, server
 _FIRST_STEP = 1.03  # from the prediction to the second try
 
 
-def require(config: SearchConfig) -> None:
-    """Raise Unavailable if this machine lacks what the run needs, or the limit cannot be set
-    here."""
+def require(config: SearchConfig) -> str:
+    """The attention kernel of the search's training. Raises Unavailable if this machine lacks what
+    it needs, or the limit cannot be set here."""
     train = config.train
     require_devices(train.device, train.parallel.world_size)
-    device = resolve_device(train.device)
-    recipes.require(train, device)
-    compiler.require(train.compile, device)
-    attention_kernel(train, device)
+    device = step.resolve_device(train.device)
+    kernel = step.require(train, device)
     if device.type == "cpu" and sys.platform != "linux":
         raise Unavailable(
             "the search on a CPU limits memory with Linux's RLIMIT_DATA; this is not Linux"
         )
+    return kernel
 
 
 class Search:
@@ -56,9 +53,8 @@ class Search:
 
     def __init__(self, work: Work, config: SearchConfig, context: Context) -> None:
         train = config.train
-        require(config)
-        self.device = resolve_device(train.device)
-        self.kernel = attention_kernel(train, self.device)
+        self.kernel = require(config)
+        self.device = step.resolve_device(train.device)
         self.on_gpu = self.device.type == "cuda"
         self.limit_gib = (
             torch.cuda.get_device_properties(0).total_memory / GIB

@@ -57,11 +57,9 @@ def _tile_forward(
             window_size_right=size[1],
         )
         return out, lse
-    heads = q.shape[2]
+    heads, mask = q.shape[2], _cpu_mask(q, k, left, right)
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        *heads_first(q, repeat_kv(k, heads), repeat_kv(v, heads)),
-        0.0,
-        **_cpu_mask(q, k, left, right),
+        *heads_first(q, repeat_kv(k, heads), repeat_kv(v, heads)), 0.0, **mask
     )
     return out.transpose(1, 2), lse
 

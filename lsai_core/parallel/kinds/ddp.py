@@ -8,7 +8,8 @@ update. With several micro-batches a step, gradients are averaged in the last on
 
 Buckets stay as they are cut at first. DDP would cut them anew after the first step, by the order in
 which gradients came; sums would then be rounded otherwise, and a resumed run, whose first step is a
-later one, would not be the same to the last bit. Only `find_unused_parameters` switches that off.
+later one, would not be the same to the last bit. Only `find_unused_parameters` switches that off;
+PyTorch's C++ says once, past Python's warnings, that no parameter was unused.
 
 Weights and gradients are what one process has (`bf16_autocast` computes under autocast), and
 gradients are summed in their own dtype.
@@ -17,7 +18,6 @@ gradients are summed in their own dtype.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ def wrap(model: Transformer, config: TrainConfig) -> None:
     if config.compile:
         # Blocks are compiled one by one, and need not be cut where buckets end.
         torch._dynamo.config.optimize_ddp = False
-    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
     wrapper = DistributedDataParallel(
         model, init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=True
     )
