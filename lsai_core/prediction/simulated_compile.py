@@ -30,10 +30,8 @@ from lsai_core.base.errors import UserError
 from lsai_core.prediction.compiled import Replay
 from lsai_core.prediction.inductor import schema
 
-# Of what `presented` changes, what Dynamo itself must see as it is. Where PyTorch was built for
-# CUDA, Dynamo would look for the streams of a GPU that is there.
+# Of what `presented` changes, what Dynamo itself must see as it is.
 _REAL: list[tuple[Any, str, Any]] = [
-    (torch.accelerator, "is_available", lambda: False),
     (torch._subclasses, "FakeTensor", FakeTensor),
     (torch, "is_autocast_enabled", torch.is_autocast_enabled),
     (torch, "get_autocast_dtype", torch.get_autocast_dtype),
