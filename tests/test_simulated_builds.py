@@ -1,5 +1,5 @@
-"""A simulated GPU is the same whatever PyTorch was built for: the CPU alone, or CUDA (as pip's is on
-Linux) where there is no driver."""
+"""A simulated GPU is the same whatever PyTorch was built for: the CPU alone, or CUDA (as pip's is
+on Linux) where there is no driver."""
 
 from __future__ import annotations
 
