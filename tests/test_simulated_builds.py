@@ -29,7 +29,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             monkeypatch.setattr(torch._C, f"_accelerator_{name}", refuse)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_program_that_asks_for_the_accelerator() -> None:
     """As PyTorch's tutorials do: what it finds is the simulated GPU."""
     with simulated_gpu("h100"):
@@ -51,10 +51,11 @@ def test_a_program_that_asks_for_the_accelerator() -> None:
     assert 4 * weights < peak < 6 * weights  # they, gradients, two moments, what a step makes
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_compiled_program() -> None:
     with simulated_gpu("h100") as gpu:
         model = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)).cuda()
-        model.compile()
+        model = torch.compile(model)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for _ in range(2):
             model(torch.randn(8, 1024, device="cuda")).sum().backward()

@@ -117,6 +117,8 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         # a data loader, which finds no accelerator to pin memory for
         warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+        # a compiled module, which is told of the simulation's hooks as well
+        warnings.filterwarnings("ignore", message=".*global hooks on modules")
         yield
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -100,8 +99,7 @@ class _World:
         try:
             while torch._C._len_torch_function_stack():
                 functions.append(torch._C._pop_torch_function_stack())
-            with attributes_as(_REAL), _disable_current_modes(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*global hooks on modules")
+            with attributes_as(_REAL), _disable_current_modes():
                 if not self.used:  # Dynamo takes a shape that differs from an earlier one to vary
                     torch._dynamo.reset()
                 self.used = True
