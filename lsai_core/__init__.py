@@ -21,6 +21,7 @@ What it gives, imported when it is first asked for:
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,9 @@ __all__ = [
     "train",
     "usable_gib",
 ]
+
+# Of every compiled module, on Python 3.13.0 alone. In a report, a cell's warning is a fault.
+warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
 
 # Imported when first asked for: torch takes seconds, and not everybody who asks for the version
 # needs it.

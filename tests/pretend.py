@@ -13,9 +13,11 @@ import io
 import multiprocessing
 import os
 import platform
+import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 OTHERS = (
@@ -71,6 +73,9 @@ def as_windows() -> None:
     _without_start_methods("fork", "forkserver")
     platform.system = lambda: "Windows"
     platform.machine = lambda: "AMD64"
+    # what `shutil.which` asks Windows
+    winapi = SimpleNamespace(NeedCurrentDirectoryForExePath=lambda name: True)
+    shutil._winapi = winapi  # type: ignore[attr-defined]
     sys.platform = "win32"
 
 

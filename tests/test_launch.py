@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -152,17 +153,17 @@ def test_a_stop_signal_before_the_first_step_counts(device: str, tmp_path: Path)
     run = config(text, device=device, parallel={"fsdp": 2, "fp8_gather": bool(fp8)}, **settings)
     dataset(run, data)
     folder = plan(run, tmp_path / "runs" / "test" / "early")
-    told: list[float] = []
+    told: list[int] = []
 
     def stop(_rows: list[dict[str, Any]]) -> None:
-        if len(pids(folder)) == 2 and not told:
-            told.append(time.monotonic())
+        if len(found := pids(folder)) == 2 and not told:
+            told.extend(found)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Preempted, match=r"after step \d+ of 2000 \(SIGTERM\)"):
+    with pytest.raises(Preempted, match=r"after step \d+ of 2000 \(SIGTERM\)") as stopped:
         launch(folder, data, 2, on_rows=stop)
-    assert time.monotonic() - told[0] < 60
-    assert len(read_jsonl(folder / "metrics.jsonl")) < 100
+    done = re.search(r"after step (\d+)", str(stopped.value))
+    assert done and int(done[1]) < 100  # in steps, for a busy machine compiles for minutes
 
 
 SILENT_SERVER = """

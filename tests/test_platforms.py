@@ -316,6 +316,17 @@ def test_without_a_compiler_a_compiled_run_is_unavailable(
         assert code == 2 and "unavailable (compile=true needs a C++ compiler" in out, err
 
 
+def test_a_compiled_module_prints_no_warning() -> None:
+    """Not on Python 3.13.0 either, of whose guards PyTorch warns; a report would show it."""
+    program = """
+import lsai_core, torch
+torch.compile(torch.nn.RMSNorm(8), backend="eager")(torch.ones(2, 8))
+"""
+    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages as a wheel lays them down: with the records of one study, far from any

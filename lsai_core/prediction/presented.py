@@ -1,14 +1,16 @@
 """What PyTorch answers while CPU tensors stand for a GPU's: `cuda` is where all tensors are.
 
 Device arguments are turned by a mode of torch's own (`TorchFunctionMode`). For the rest there is no
-such way: the functions of `torch.cuda` below, the device of `torch.autocast`, and how a module
-converts its parameters are attributes of torch that are others while `presented` is open.
+such way: the functions of `torch.cuda` and `torch.accelerator` below, the device of
+`torch.autocast`, and how a module converts its parameters are attributes of torch that are others
+while `presented` is open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -100,6 +102,7 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
 
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
+        *_accelerator(_answers(gpu, memory)),
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "Generator", _Generator),
         (flex_attention, "_validate_device", _no_flex),
@@ -112,6 +115,10 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     with attributes_as(changed), warnings.catch_warnings():
         # deepcopy asks a tensor for its address
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        # a data loader, which finds no accelerator to pin memory for
+        warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+        # a compiled module, which is told of the simulation's hooks as well
+        warnings.filterwarnings("ignore", message=".*global hooks on modules")
         yield
 
 
@@ -174,6 +181,28 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
         "max_memory_reserved": lambda *_: memory.reserved(),
         "mem_get_info": lambda *_: (about.total_memory - memory.reserved(), about.total_memory),
     }
+
+
+def _accelerator(answers: dict[str, Callable[..., Any]]) -> list[tuple[Any, str, Any]]:
+    """What `torch.accelerator` answers (owner, name, value): what `torch.cuda` does, by `answers`.
+
+    PyTorch's own code asks it whether there are streams to wait for and whether to pin memory. That
+    gets the answer of a machine without a GPU, whatever PyTorch was built for: there is no stream,
+    and no driver either."""
+    device = torch.device("cuda")
+    changed: dict[str, Callable[..., Any]] = {
+        **{name: value for name, value in answers.items() if hasattr(torch.accelerator, name)},
+        "is_available": lambda: not _asked_by_torch(),
+        "current_accelerator": lambda check_available=False: None if _asked_by_torch() else device,
+        "current_device_index": lambda: 0,
+        "set_device_index": lambda *_: None,
+    }
+    return [(torch.accelerator, name, value) for name, value in changed.items()]
+
+
+def _asked_by_torch() -> bool:
+    """Whether the caller's caller is PyTorch's own code."""
+    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 def _autocast() -> Callable[..., None]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -30,10 +29,8 @@ from lsai_core.base.errors import UserError
 from lsai_core.prediction.compiled import Replay
 from lsai_core.prediction.inductor import schema
 
-# Of what `presented` changes, what Dynamo itself must see as it is. Where PyTorch was built for
-# CUDA, Dynamo would look for the streams of a GPU that is there.
+# Of what `presented` changes, what Dynamo itself must see as it is.
 _REAL: list[tuple[Any, str, Any]] = [
-    (torch.accelerator, "is_available", lambda: False),
     (torch._subclasses, "FakeTensor", FakeTensor),
     (torch, "is_autocast_enabled", torch.is_autocast_enabled),
     (torch, "get_autocast_dtype", torch.get_autocast_dtype),
@@ -102,8 +99,7 @@ class _World:
         try:
             while torch._C._len_torch_function_stack():
                 functions.append(torch._C._pop_torch_function_stack())
-            with attributes_as(_REAL), _disable_current_modes(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*global hooks on modules")
+            with attributes_as(_REAL), _disable_current_modes():
                 if not self.used:  # Dynamo takes a shape that differs from an earlier one to vary
                     torch._dynamo.reset()
                 self.used = True
