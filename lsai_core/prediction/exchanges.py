@@ -88,8 +88,10 @@ def _gathered(config: TrainConfig) -> Iterator[tuple[Unit, int]]:
 
 
 def copied_bytes(config: TrainConfig) -> float:
-    """Bytes that FSDP2 reads and writes in a step around its messages: weights out of what it
-    gathered, gradients into what it sums in fp32."""
+    """Bytes that are read and written in a step around messages. FSDP2: weights out of what it
+    gathered, gradients into what it sums in fp32. DDP: the divided gradients into their buckets."""
+    if config.parallel.keeps_copies:
+        return 2.0 * weight_dtype(config.precision).itemsize * count_parameters(config.model).total
     if not config.parallel.sharded:
         return 0.0
     computed = compute_dtype(config.precision).itemsize
@@ -106,18 +108,17 @@ def exchanges(config: TrainConfig) -> Iterator[Exchange]:
     if parallel.keeps_copies:
         total = count_parameters(config.model).total
         calls = _MATRICES * (config.model.n_layers + 1)
-        size = total * weight_dtype(config.precision).itemsize / calls
-        yield Exchange("all_reduce", parallel.replicate, calls, size)
+        gradient = total * weight_dtype(config.precision).itemsize / calls
+        yield Exchange("all_reduce", parallel.replicate, calls, gradient)
         if parallel.kind == "zero1":
-            yield Exchange("all_gather", parallel.replicate, calls, size, hidden=False)
+            yield Exchange("all_gather", parallel.replicate, calls, gradient, hidden=False)
     elif parallel.sharded:
         yield from _of_shards(config)
     if parallel.tp > 1:
         yield from _of_matrices(config)
     if parallel.pp > 1:
-        size = _hidden_bytes(config)
-        calls = 2 * config.grad_accum * (parallel.stages - 1) / parallel.pp  # of one, on average
-        yield Exchange("send_receive", parallel.pp, calls, size, hidden=False)
+        of_one = 2 * config.grad_accum * (parallel.stages - 1) / parallel.pp  # on average
+        yield Exchange("send_receive", parallel.pp, of_one, _hidden_bytes(config), hidden=False)
 
 
 def _of_shards(config: TrainConfig) -> Iterator[Exchange]:
