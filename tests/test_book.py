@@ -402,6 +402,7 @@ def test_a_page_a_chapter_without_quarto(book: Path, visit: Callable[..., Any]) 
     assert page.evaluate("document.activeElement.textContent") == "Skip to the text"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
+    assert "quarto-book-part" not in page.content()  # a part's title is in the contents alone
     contents = page.locator("#TOC details")
     assert "SECOND PART\n2 One" in contents.inner_text()
     assert contents.locator("[aria-current=page]").inner_text() == "2 One"

@@ -14,6 +14,8 @@ from typing import Any
 from lsai_core.base.files import write_text
 
 _FRONT = "index.html"
+# The title of a part would end the page before it; the contents have it.
+_PART = r'(?s)<div class="quarto-book-part">.*?</div>\n?'
 _NO_TEXT = r"(?s)<(script|style|nav|math|svg|pre|details)\b.*?</\1>|<[^>]+>"
 
 
@@ -42,6 +44,7 @@ def finish_pages(folder: Path, names: list[str], parts: dict[str, str], title: s
     for name, page in pages.items():
         if name == _FRONT:
             page = re.sub(r'<a rel="prev".*?</a>', "", page, count=1)
+        page = re.sub(_PART, "", page)
         index += _sections(page, name)
         contents = _contents(dict(zip(wanted, chapters, strict=True)), begun, name)
         page = page.replace("<!--contents-->", contents, 1)
