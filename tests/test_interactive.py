@@ -83,6 +83,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.load_model(RECORDED), "exported no model; run it with"),
         (lambda: lab.find_run(RECORDED).execute(), "is a recorded run; to do it here"),
         (lambda: lab.find_run(RECORDED).annotate(nam="x"), "no 'nam' to set; did you mean name"),
+        (lambda: lab.find_run(RECORDED).annotate(note="x"), "it keeps what it was recorded with"),
     ],
 )
 def test_what_is_nearly_right_is_one_line_with_the_nearest_name(
@@ -217,3 +218,31 @@ def test_curves_of_runs_of_two_machines_lie_in_one_picture(
     smooth = steps["loss"].rolling(5, min_periods=1).mean()
     assert list(loss.lines[0].get_ydata()) == pytest.approx(list(smooth))
     assert len(mfu.lines) == 2 and isinstance(data, pd.DataFrame | None)
+
+
+def test_what_a_run_is_called_is_checked_before_anything_is_written(empty: Path) -> None:
+    folder = write_run(empty, "memory", "bf16")
+    (folder / "run.json").write_text("{}")
+    run = lab.find_run(folder)
+    before = (folder / "run.json").read_bytes()
+    for wrong in ({"name": 5}, {"tags": ["a", 1]}, {"tags": 5}, {"note": ["x"]}):
+        with pytest.raises(UserError, match=r"is called: (name|tags|note)"):
+            run.annotate(**wrong)
+        with pytest.raises(UserError, match=r"is called: (name|tags|note)"):
+            lab.open_run("memory", "bf16", **wrong)
+    assert (folder / "run.json").read_bytes() == before
+    assert [*empty.glob("*/*/run.json")] == [folder / "run.json"]
+    run.annotate(tags="x", name="called")
+    assert run.tags == ["x"] and lab.find_run("called").outcome == "ok"
+
+
+def test_mfu_of_two_peaks_has_no_ratio(empty: Path) -> None:
+    def own(variant: str, peak: float) -> Path:
+        results = {"mfu": 0.5 / peak, "mfu_peak_tflops": peak}
+        return write_run(empty, "memory", variant, results=results)
+
+    same = lab.compare(own("bf16", 1.0), own("flash_attn", 1.02))
+    assert "no ratio" not in repr(same) and "0.98x" in repr(same)
+    other = lab.compare(own("bf16_compile", 1.0), own("window_256", 16.0))
+    assert "no ratio of MFU: they are shares of two peaks, 1 and 16 TFLOP/s" in repr(other)
+    assert "0.0625x" not in repr(other)
