@@ -3,6 +3,7 @@ names that complete, one line for a name that is nearly right."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from lsai_core.base.shown import Part, as_html, as_text
 from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
+GEMM = "h100/gemm.machine.products"
 
 
 @pytest.fixture
@@ -73,7 +75,24 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.curves(RECORDED, y="los"), "steps have no column 'los'; did you mean loss"),
         (lambda: lab.curves(), "lab.curves wants runs"),
         (lambda: lab.compare(RECORDED, 3), "a run is a row of lab.load"),
-        (lambda: lab.predict("llama3-8", "24GiB"), "unknown preset 'llama3-8'"),
+        (lambda: lab.predict("llama3-8", "24GiB"), "run 'llama3-8'; did you mean llama3-8b"),
+        (lambda: lab.predict("memroy.bf16"), "did you mean memory.bf16"),
+        (lambda: lab.predict("memory.bf61"), "no variant 'bf61'; did you mean bf16"),
+        (
+            lambda: lab.predict("meta-llama/Llama-3-8B"),
+            'the folder of its config.json: hf="folder"',
+        ),
+        (lambda: lab.predict("lab", 24, gpus=0), "gpus is a whole number of at least 1, not 0"),
+        (lambda: lab.predict("lab", "8xA100"), "say gpu='A100' gpus=8"),
+        (lambda: lab.predict("lab", variant="x"), "in one way: what, or variant"),
+        (lambda: lab.predict("lab", profile="quick"), "profile belongs to a study; add study"),
+        (lambda: lab.predict(GEMM), "is of kind gemm: it trained nothing"),
+        (lambda: lab.config(GEMM), "is of kind gemm: it trained nothing"),
+        (lambda: lab.generate(GEMM, "x"), "is of kind gemm: it trained no model"),
+        (lambda: lab.curves(GEMM), "or is no training run"),
+        (lambda: lab.plan("lab", "h100"), "for example tokens="),
+        (lambda: lab.plan("lab", "h100", tokens=77), "tokens=77 cannot be cut into"),
+        (lambda: lab.plan(RECORDED, "h100", tokens=64), "a plan is made for a preset"),
         (
             lambda: lab.predict("lab", "24GiB", overrides={"seq_length": 1}),
             "unknown key 'seq_length'",
@@ -246,3 +265,19 @@ def test_mfu_of_two_peaks_has_no_ratio(empty: Path) -> None:
     other = lab.compare(own("bf16_compile", 1.0), own("window_256", 16.0))
     assert "no ratio of MFU: they are shares of two peaks, 1 and 16 TFLOP/s" in repr(other)
     assert "0.0625x" not in repr(other)
+
+
+def test_a_prediction_finds_what_its_word_means(empty: Path, tmp_path: Path) -> None:
+    """A preset, a study's variant, a run, also one only planned, and a Hugging Face config."""
+    settings = {"model": {"preset": "lab-tiny"}, "batch_size": 3, "seq_len": 64}
+    folder = write_run(empty, "memory", "bf16", config=settings)
+    (folder / "run.json").write_text('{"name": "first"}')
+    assert lab.predict("first", 24).batch_size == 3
+    assert lab.predict("memory.bf16", 24).batch_size != 3
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "vocab_size": 512, "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | shape | heads))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert lab.predict(str(path), 24).config.model.d_model == 64
+    given, named = (lab.predict("lab-tiny", gpu).answer for gpu in (24, "24GiB"))
+    assert given == named
