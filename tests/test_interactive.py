@@ -12,6 +12,7 @@ from typing import Any
 import jedi
 import pandas as pd
 import pytest
+import torch
 from conftest import CHECKOUT, write_run
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
@@ -25,6 +26,8 @@ from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
 GEMM = "h100/gemm.machine.products"
+MODEL = torch.nn.Linear(2, 2)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters())
 
 
 @pytest.fixture
@@ -90,6 +93,11 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.config(GEMM), "is of kind gemm: it trained nothing"),
         (lambda: lab.generate(GEMM, "x"), "is of kind gemm: it trained no model"),
         (lambda: lab.curves(GEMM), "or is no training run"),
+        (lambda: lab.run, "no attribute 'run'; lab.open_run opens a run"),
+        (lambda: lab.sweep("memory", "bf16", ["seq_len"]), "a sweep is over settings with values"),
+        (lambda: lab.watch(OPTIMIZER, MODEL), "a SGD is no model"),
+        (lambda: lab.watch(MODEL, MODEL), "a Linear is none"),
+        (lambda: lab.watch(torch.nn.Linear(2, 2), OPTIMIZER), "none of the model's parameters"),
         (lambda: lab.plan("lab", "h100"), "for example tokens="),
         (lambda: lab.plan("lab", "h100", tokens=77), "tokens=77 cannot be cut into"),
         (lambda: lab.plan(RECORDED, "h100", tokens=64), "a plan is made for a preset"),
@@ -281,3 +289,29 @@ def test_a_prediction_finds_what_its_word_means(empty: Path, tmp_path: Path) -> 
         assert lab.predict(str(path), 24).config.model.d_model == 64
     given, named = (lab.predict("lab-tiny", gpu).answer for gpu in (24, "24GiB"))
     assert given == named
+
+
+def test_one_name_is_a_list_of_one(empty: Path) -> None:
+    runs = lab.load("memory").query("part == 'train'")
+    many = lab.summarize(runs, ["tokens_per_s"], by=["gpu"])
+    assert lab.summarize(runs, "tokens_per_s", by="gpu").equals(many)
+    assert {*lab.recorded(["memory", "gemm"])["study"]} == {"memory", "gemm"}
+    row = lab.load("gemm").query("machine == 'h100' and variant == 'machine'").head(1)
+    assert lab.points(GEMM, keep="gpu").equals(lab.points(row, keep=["gpu"]))
+
+
+def test_a_frame_of_runs_begins_with_what_people_look_for(empty: Path) -> None:
+    write_run(empty, "memory", "bf16", results={"step_ms": 2.0})
+    who = ["machine", "study", "variant", "label", "part", "repeat", "outcome"]
+    found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"]
+    for frame in (lab.load("memory"), lab.recorded("memory")):
+        assert [*frame][:12] == who + found and frame.columns.is_unique
+    assert [*lab.load("memory", mine=True)][:9] == [*who, "step_ms", "run"]
+
+
+def test_one_of_a_kind_is_singular(empty: Path) -> None:
+    one, other = (
+        write_run(empty, "memory", name, config={"batch_size": size})
+        for name, size in (("bf16", 1), ("baseline", 2))
+    )
+    assert "1 setting differs" in repr(lab.compare(one, other))

@@ -54,8 +54,7 @@ def source_of(what: Any, named: Mapping[str, Any]) -> Any:
     are `study`, `variant`, `hf` and `profile`. UserError where both say it."""
     given = {name: value for name, value in named.items() if value is not None}
     if what is None:
-        hf = {"hf": Path(given.pop("hf"))} if "hf" in given else {}
-        return Source(**given, **hf)
+        return Source(**given | ({"hf": Path(given["hf"])} if "hf" in given else {}))
     if more := [name for name in given if name != "profile"]:
         raise UserError(f"say what is asked for in one way: what, or {' with '.join(more)}")
     found = meant(what) if isinstance(what, str) else what

@@ -67,8 +67,9 @@ class Difference:
     @property
     def _two_peaks(self) -> str:
         """Why the MFU of the two do not compare; empty if they do: they are shares of one peak."""
-        peaks = [facts.get("results.mfu_peak_tflops") for facts in (self.one, self.other)]
-        if "results.mfu" not in self.results or None in peaks:
+        found = [facts.get("results.mfu_peak_tflops") for facts in (self.one, self.other)]
+        peaks = [float(peak) for peak in found if peak is not None]
+        if "results.mfu" not in self.results or len(peaks) < 2:
             return ""
         if max(peaks) <= _SAME_PEAK * min(peaks):
             return ""
@@ -87,13 +88,18 @@ class Difference:
         return RESULTS.get(name, name), values[0], values[1], ratio
 
 
+def differing(number: int, what: str) -> str:
+    """So many things differ, in words: `1 setting differs`, `2 settings differ`."""
+    return f"1 {what} differs" if number == 1 else f"{number} {what}s differ"
+
+
 def difference(one: Run, other: Run) -> Difference:
     """What the two runs differ in; of a run that has not ended the settings."""
     first, second = _facts(one), _facts(other)
-    differing = [key for key in first | second if first.get(key) != second.get(key)]
-    settings = [key for key in differing if key.startswith("config.")]
-    results = [key for key in (f"results.{name}" for name in RESULTS) if key in differing]
-    rest = [key for key in differing if key not in {*settings, *results}]
+    keys = [key for key in first | second if first.get(key) != second.get(key)]
+    settings = [key for key in keys if key.startswith("config.")]
+    results = [key for key in (f"results.{name}" for name in RESULTS) if key in keys]
+    rest = [key for key in keys if key not in {*settings, *results}]
     return Difference(first, second, settings, results, rest)
 
 
