@@ -129,6 +129,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(_imported(_MODULES[name]), name)
     meant = hint(name, [*__all__, *_MODULES]) if name[:1] != "_" else ""
+    meant = "; lab.open_run opens a run, lab.find_run one that is there" if name == "run" else meant
     raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}{meant}")
 
 

@@ -21,7 +21,7 @@ from test_wishes import environment
 pytestmark = pytest.mark.slow
 SHORT = ("--profile", "quick", "--set", "steps=5", "--set", "eval.sequences=2")
 BEGIN = """
-import json, lsai_lab as lab
+import contextlib, io, json, lsai_lab as lab
 from lsai_core.base.errors import UserError
 short = {"steps": 5, "eval.sequences": 2}
 words = {"profile": "quick", "overrides": short}
@@ -115,13 +115,17 @@ print(json.dumps([lab.find_run("again").id.key, second.id.key, link, first.id.ke
 def test_a_run_that_was_only_planned_is_in_nobodys_way(folder: Project) -> None:
     source = """
 done = lab.open_run("memory", "window_256", **words)
-done.execute()
-lab.open_run("memory", "window_256", profile="quick")
-found = lab.find_run("memory.window_256").id.key
-print(json.dumps([found, done.id.key]))
+ended = done.execute()
+done.annotate(name="exp")
+said = io.StringIO()
+with contextlib.redirect_stdout(said):
+    lab.open_run("memory", "window_256", profile="quick", name="exp")
+found = [lab.find_run(name).id.key for name in ("memory.window_256", "exp")]
+print(json.dumps([found, done.id.key, said.getvalue(), repr(ended), ended._repr_html_()]))
 """
-    found, key = said(folder, source)
-    assert found == key
+    found, key, line, text, table = said(folder, source)
+    assert found == [key, key] and line == f"'exp' is already window_256-{key}, ok\n"
+    assert text.startswith("result") and len(text) < 500 and "<table>" in table
     done = subprocess.run(
         [sys.executable, "-c", "import lsai_lab as lab; lab.load('memory'); lab.load('memory')"],
         cwd=folder.root / "notebooks",

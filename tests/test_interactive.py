@@ -3,6 +3,7 @@ names that complete, one line for a name that is nearly right."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import jedi
 import pandas as pd
 import pytest
+import torch
 from conftest import CHECKOUT, write_run
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
@@ -23,6 +25,9 @@ from lsai_core.base.shown import Part, as_html, as_text
 from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
+GEMM = "h100/gemm.machine.products"
+MODEL = torch.nn.Linear(2, 2)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters())
 
 
 @pytest.fixture
@@ -73,7 +78,29 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.curves(RECORDED, y="los"), "steps have no column 'los'; did you mean loss"),
         (lambda: lab.curves(), "lab.curves wants runs"),
         (lambda: lab.compare(RECORDED, 3), "a run is a row of lab.load"),
-        (lambda: lab.predict("llama3-8", "24GiB"), "unknown preset 'llama3-8'"),
+        (lambda: lab.predict("llama3-8", "24GiB"), "run 'llama3-8'; did you mean llama3-8b"),
+        (lambda: lab.predict("memroy.bf16"), "did you mean memory.bf16"),
+        (lambda: lab.predict("memory.bf61"), "no variant 'bf61'; did you mean bf16"),
+        (
+            lambda: lab.predict("meta-llama/Llama-3-8B"),
+            'the folder of its config.json: hf="folder"',
+        ),
+        (lambda: lab.predict("lab", 24, gpus=0), "gpus is a whole number of at least 1, not 0"),
+        (lambda: lab.predict("lab", "8xA100"), "say gpu='A100' gpus=8"),
+        (lambda: lab.predict("lab", variant="x"), "in one way: what, or variant"),
+        (lambda: lab.predict("lab", profile="quick"), "profile belongs to a study; add study"),
+        (lambda: lab.predict(GEMM), "is of kind gemm: it trained nothing"),
+        (lambda: lab.config(GEMM), "is of kind gemm: it trained nothing"),
+        (lambda: lab.generate(GEMM, "x"), "is of kind gemm: it trained no model"),
+        (lambda: lab.curves(GEMM), "or is no training run"),
+        (lambda: lab.run, "no attribute 'run'; lab.open_run opens a run"),
+        (lambda: lab.sweep("memory", "bf16", ["seq_len"]), "a sweep is over settings with values"),
+        (lambda: lab.watch(OPTIMIZER, MODEL), "a SGD is no model"),
+        (lambda: lab.watch(MODEL, MODEL), "a Linear is none"),
+        (lambda: lab.watch(torch.nn.Linear(2, 2), OPTIMIZER), "none of the model's parameters"),
+        (lambda: lab.plan("lab", "h100"), "for example tokens="),
+        (lambda: lab.plan("lab", "h100", tokens=77), "tokens=77 cannot be cut into"),
+        (lambda: lab.plan(RECORDED, "h100", tokens=64), "a plan is made for a preset"),
         (
             lambda: lab.predict("lab", "24GiB", overrides={"seq_length": 1}),
             "unknown key 'seq_length'",
@@ -83,6 +110,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.load_model(RECORDED), "exported no model; run it with"),
         (lambda: lab.find_run(RECORDED).execute(), "is a recorded run; to do it here"),
         (lambda: lab.find_run(RECORDED).annotate(nam="x"), "no 'nam' to set; did you mean name"),
+        (lambda: lab.find_run(RECORDED).annotate(note="x"), "it keeps what it was recorded with"),
     ],
 )
 def test_what_is_nearly_right_is_one_line_with_the_nearest_name(
@@ -217,3 +245,73 @@ def test_curves_of_runs_of_two_machines_lie_in_one_picture(
     smooth = steps["loss"].rolling(5, min_periods=1).mean()
     assert list(loss.lines[0].get_ydata()) == pytest.approx(list(smooth))
     assert len(mfu.lines) == 2 and isinstance(data, pd.DataFrame | None)
+
+
+def test_what_a_run_is_called_is_checked_before_anything_is_written(empty: Path) -> None:
+    folder = write_run(empty, "memory", "bf16")
+    (folder / "run.json").write_text("{}")
+    run = lab.find_run(folder)
+    before = (folder / "run.json").read_bytes()
+    for wrong in ({"name": 5}, {"tags": ["a", 1]}, {"tags": 5}, {"note": ["x"]}):
+        with pytest.raises(UserError, match=r"is called: (name|tags|note)"):
+            run.annotate(**wrong)
+        with pytest.raises(UserError, match=r"is called: (name|tags|note)"):
+            lab.open_run("memory", "bf16", **wrong)
+    assert (folder / "run.json").read_bytes() == before
+    assert [*empty.glob("*/*/run.json")] == [folder / "run.json"]
+    run.annotate(tags="x", name="called")
+    assert run.tags == ["x"] and lab.find_run("called").outcome == "ok"
+
+
+def test_mfu_of_two_peaks_has_no_ratio(empty: Path) -> None:
+    def own(variant: str, peak: float) -> Path:
+        results = {"mfu": 0.5 / peak, "mfu_peak_tflops": peak}
+        return write_run(empty, "memory", variant, results=results)
+
+    same = lab.compare(own("bf16", 1.0), own("flash_attn", 1.02))
+    assert "no ratio" not in repr(same) and "0.98x" in repr(same)
+    other = lab.compare(own("bf16_compile", 1.0), own("window_256", 16.0))
+    assert "no ratio of MFU: they are shares of two peaks, 1 and 16 TFLOP/s" in repr(other)
+    assert "0.0625x" not in repr(other)
+
+
+def test_a_prediction_finds_what_its_word_means(empty: Path, tmp_path: Path) -> None:
+    """A preset, a study's variant, a run, also one only planned, and a Hugging Face config."""
+    settings = {"model": {"preset": "lab-tiny"}, "batch_size": 3, "seq_len": 64}
+    folder = write_run(empty, "memory", "bf16", config=settings)
+    (folder / "run.json").write_text('{"name": "first"}')
+    assert lab.predict("first", 24).batch_size == 3
+    assert lab.predict("memory.bf16", 24).batch_size != 3
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "vocab_size": 512, "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | shape | heads))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert lab.predict(str(path), 24).config.model.d_model == 64
+    given, named = (lab.predict("lab-tiny", gpu).answer for gpu in (24, "24GiB"))
+    assert given == named
+
+
+def test_one_name_is_a_list_of_one(empty: Path) -> None:
+    runs = lab.load("memory").query("part == 'train'")
+    many = lab.summarize(runs, ["tokens_per_s"], by=["gpu"])
+    assert lab.summarize(runs, "tokens_per_s", by="gpu").equals(many)
+    assert {*lab.recorded(["memory", "gemm"])["study"]} == {"memory", "gemm"}
+    row = lab.load("gemm").query("machine == 'h100' and variant == 'machine'").head(1)
+    assert lab.points(GEMM, keep="gpu").equals(lab.points(row, keep=["gpu"]))
+
+
+def test_a_frame_of_runs_begins_with_what_people_look_for(empty: Path) -> None:
+    write_run(empty, "memory", "bf16", results={"step_ms": 2.0})
+    who = ["machine", "study", "variant", "label", "part", "repeat", "outcome"]
+    found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"]
+    for frame in (lab.load("memory"), lab.recorded("memory")):
+        assert [*frame][:12] == who + found and frame.columns.is_unique
+    assert [*lab.load("memory", mine=True)][:9] == [*who, "step_ms", "run"]
+
+
+def test_one_of_a_kind_is_singular(empty: Path) -> None:
+    one, other = (
+        write_run(empty, "memory", name, config={"batch_size": size})
+        for name, size in (("bf16", 1), ("baseline", 2))
+    )
+    assert "1 setting differs" in repr(lab.compare(one, other))

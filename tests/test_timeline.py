@@ -68,8 +68,8 @@ def test_a_loop_of_anybodys_is_watched() -> None:
 
 def test_a_short_loop_says_how_far_it_came() -> None:
     seen, _ = train_loop(steps=1)
-    assert "1 steps were seen; memory takes 2, kernels and times 6" in repr(seen)
-    with pytest.raises(UserError, match="1 steps were seen"):
+    assert "steps seen: 1; memory takes 2, kernels and times 6" in repr(seen)
+    with pytest.raises(UserError, match="steps seen: 1"):
         seen.plot()
     with pytest.raises(UserError, match="a model with parameters"):
         lab.watch(nn.ReLU(), torch.optim.SGD([torch.zeros(1, requires_grad=True)]))

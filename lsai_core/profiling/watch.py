@@ -116,6 +116,31 @@ class CauseTracker(LiveTensors):
         super()._freed(key, reference)
 
 
+def _checked(model: Any, optimizer: Any) -> tuple[Tensor, list[torch.optim.Optimizer]]:
+    """The model's first parameter, and the optimizers. UserError for what is no model with
+    parameters, or no optimizer of any of them."""
+    several = [*optimizer] if isinstance(optimizer, Sequence) else [optimizer]
+    if not isinstance(model, nn.Module):
+        raise UserError(f"watch takes a model, then its optimizer; {_kind(model)} is no model")
+    if other := [one for one in several if not hasattr(one, "register_step_post_hook")]:
+        raise UserError(f"watch takes a model, then its optimizer; {_kind(other[0])} is none")
+    weights = list(model.parameters())
+    if not weights or not several:
+        raise UserError("watch wants a model with parameters and an optimizer")
+    kept = {
+        id(weight) for one in several for group in one.param_groups for weight in group["params"]
+    }
+    if kept.isdisjoint(map(id, weights)):
+        raise UserError(
+            "the optimizer has none of the model's parameters: make it from model.parameters()"
+        )
+    return weights[0], several
+
+
+def _kind(thing: Any) -> str:
+    return f"a {type(thing).__name__}"
+
+
 class StepWatch:
     """Watches the steps of the loop inside of it, and holds what was found.
 
@@ -129,13 +154,8 @@ class StepWatch:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[Any], top: int = 25
     ) -> None:
+        weights, self._optimizers = _checked(model, optimizer)
         self._model = model
-        self._optimizers = (
-            [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        )
-        weights = next(model.parameters(), None)
-        if weights is None or not self._optimizers:
-            raise UserError("watch wants a model with parameters and an optimizer")
         self._device, self._top = weights.device, top
         self._tracker = CauseTracker(weights.device.type)
         self._tracking, self._tracing = contextlib.ExitStack(), contextlib.ExitStack()

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import listed
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 from lsai_lab.runs.result_names import require_known
@@ -30,7 +31,7 @@ def over_repeats(metric: str, values: pd.Series) -> float:
 
 
 def summarize(
-    runs: pd.DataFrame, metrics: Sequence[str], by: Sequence[str] = VARIANT
+    runs: pd.DataFrame, metrics: str | Sequence[str], by: str | Sequence[str] = VARIANT
 ) -> pd.DataFrame:
     """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok),
     `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
@@ -42,11 +43,12 @@ def summarize(
     are split by their column `differs`, too. UserError for a metric that no run can have, or a
     column of `by` that is not there.
     """
+    metrics, by = listed(metrics), listed(by)
     require_known(metrics, runs.columns)
     require_columns(by, runs)
     by = [*by, *({"differs"} & {*runs} - {*by})]
     rows = []
-    for names, group in runs.groupby(list(by), sort=False):
+    for names, group in runs.groupby(by, sort=False):
         good = group[group["outcome"] == "ok"]
         first = (good if len(good) else group).iloc[0]
         row: dict[str, Any] = dict(zip(by, names, strict=True))

@@ -11,7 +11,7 @@ from lsai_core.base.files import flatten
 from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
-from lsai_lab.runs.difference import Difference, difference
+from lsai_lab.runs.difference import Difference, difference, differing
 from lsai_lab.runs.find import find_folder, machine_of, opened
 from lsai_lab.runs.records import Run, find_runs, name_in
 from lsai_lab.runs.session import Session, current_runs, differing_settings
@@ -87,7 +87,7 @@ def compare_two(
             f"{which} {facts['run']}, {facts['machine']}, {facts['outcome']}, "
             f"{facts['started'][:16]}"
         )
-    parts = {f"{len(found.settings)} settings differ": found.settings, "Results": found.results}
+    parts = {differing(len(found.settings), "setting"): found.settings, "Results": found.results}
     parts |= {"Everything else": found.rest} if full else {}
     for title, keys in parts.items():
         print(f"\n{title}" + (":" if keys else ""))
@@ -97,7 +97,8 @@ def compare_two(
         print()
         say(found.remark)
     if found.rest and not full:
-        print(f"\n{len(found.rest)} other facts differ (environment, code, results): --full")
+        rest = differing(len(found.rest), "other fact")
+        print(f"\n{rest} (environment, code, results): --full")
 
 
 def _beside(found: Difference, key: str) -> dict[str, Any]:

@@ -3,14 +3,11 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from tqdm import tqdm
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import MARGIN
@@ -18,8 +15,6 @@ from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.tables import say
 from lsai_lab.predictions.asked import Source
-
-_QUIET_S = 2.0  # an answer that takes longer says what it tries
 
 
 class NumericsName(StrEnum):
@@ -86,6 +81,7 @@ def plan(
     set_: opt.SetOption = None,
 ) -> None:
     from lsai_lab.predictions.plan_asked import ask as question_of
+    from lsai_lab.predictions.plan_asked import shown_tries
     from lsai_lab.predictions.plan_files import arguments_file, study_file, titan_file
     from lsai_lab.predictions.plan_told import told
 
@@ -108,7 +104,7 @@ def plan(
         *([titan_file(torchtitan, question.config.model)] if torchtitan else []),
         *([arguments_file(hf_args)] if hf_args else []),
     ]
-    with _progress() as on_next:
+    with shown_tries(sys.stderr) as on_next:
         found = question.answer(on_next)
         result = told(found) | {"remarks": question.remarks}
         chosen = found.chosen
@@ -121,18 +117,6 @@ def plan(
         _print(result, source)
     if chosen is None:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Yields what is to be told each setting that is tried; after two seconds it is shown."""
-    with tqdm(unit=" settings", leave=False, delay=_QUIET_S, file=sys.stderr, disable=None) as bar:
-
-        def on_next(words: str) -> None:
-            bar.set_description_str(words, refresh=False)
-            bar.update()
-
-        yield on_next
 
 
 def _print(result: dict[str, Any], source: Source) -> None:

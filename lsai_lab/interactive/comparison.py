@@ -7,7 +7,7 @@ import pandas as pd
 from lsai_core.base.shown import Part, Shown, as_text
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, folder_of
-from lsai_lab.runs.difference import Difference, difference
+from lsai_lab.runs.difference import Difference, difference, differing
 from lsai_lab.runs.find import machine_of, opened
 from lsai_lab.runs.records import Run, name_in
 
@@ -37,9 +37,9 @@ class Comparison(Shown):
         names = [("first", *_who(self._runs[0])), ("second", *_who(self._runs[1]))]
         parts = [Part("", ("", "run", "machine", "outcome"), names)]
         for title, frame, folded, note in (
-            (f"{len(self.settings)} settings differ", self.settings, False, ""),
+            (differing(len(self.settings), "setting"), self.settings, False, ""),
             ("Results", self.results, False, self._found.remark),
-            (f"{len(self.rest)} other facts differ", self.rest, True, ""),
+            (differing(len(self.rest), "other fact"), self.rest, True, ""),
         ):
             rows = frame.astype(object).where(frame.notna(), None).values.tolist()
             parts.append(Part(title, _HEADS, [_with_ratio(row) for row in rows], folded, note))

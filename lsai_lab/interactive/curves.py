@@ -83,7 +83,7 @@ def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: 
             raise UserError(f"steps have no column {name!r}{hint(name, known)}")
     columns = [name for name in columns if name in there]
     if not columns or x not in there:
-        raise UserError("the runs have no such steps yet")
+        raise UserError("no run has such steps: it took none yet, or is no training run")
     fig, places = plt.subplots(
         1, len(columns), figsize=(3.3 * max(2, len(columns)), 2.6), squeeze=False
     )

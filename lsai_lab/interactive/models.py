@@ -11,6 +11,7 @@ from lsai_core.model.hf import load_hf, max_positions
 from lsai_core.model.transformer import Transformer
 from lsai_lab.data.tokenizer import TOKENIZER, TOKENIZER_CONFIG, eos_token, load_tokenizer
 from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.runs.find import opened
 
 _EXPORT = "overrides={'checkpoint.export': True}, or --set checkpoint.export=true"
 
@@ -114,5 +115,8 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
 def _exported(run: AnyRun) -> Path:
     folder = folder_of(run)
     if not (folder / "model" / "config.json").is_file():
+        summary = opened(folder).summary
+        if summary.kind not in ("train", "unknown"):
+            raise UserError(f"{summary.id} is of kind {summary.kind}: it trained no model")
         raise UserError(f"{folder.name} exported no model; run it with {_EXPORT}")
     return folder / "model"

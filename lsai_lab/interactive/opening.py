@@ -4,6 +4,7 @@ import itertools
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint
@@ -12,6 +13,7 @@ from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_pa
 from lsai_lab.interactive.run import Run
 from lsai_lab.project.files import repo_root
 from lsai_lab.runs.execute import write_plan
+from lsai_lab.runs.find import begun, given_names, has_begun, opened
 from lsai_lab.runs.records import call, is_finished
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.writer import require_runs
@@ -48,7 +50,8 @@ def open_run(
     params/profiles, `""` or None for this machine's. `overrides` are settings with dots
     (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. `name`, `tags` and `note`
     are what you call it: `lab.find_run(name)`, columns of `lab.load`. A run that is there already
-    keeps the names that it has; of several runs of one name, that one is the newest.
+    keeps the names that it has. Where another run that was executed has the name already, a line
+    says so; of several runs of one name the newest that was executed is meant.
 
     Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if
     another process is executing the run.
@@ -56,7 +59,7 @@ def open_run(
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")
     _refuse_unknown_parameters()
-    session = Session(parameters.profile or None)
+    session, told = Session(parameters.profile or None), about(name, tags, note)
     require_runs(session.runs_root)
     if folder:
         return Run(repo_root() / folder)
@@ -75,8 +78,16 @@ def open_run(
             f"{session.profile.profile}{changed}"
         )
         write_plan(plan[0], f"notebook, {where}")
-    call(plan[0].folder, about(name, tags, note))
+    _say_whose_name(told.get("name"), plan[0].folder)
+    call(plan[0].folder, told)
     return Run(plan[0].folder)
+
+
+def _say_whose_name(name: str | None, folder: Path) -> None:
+    """Print which other runs that were executed have this name already, and how they stand."""
+    for other in begun(folder.parent.parent) if name else []:
+        if other != folder and has_begun(other) and name in given_names(other):
+            print(f"{name!r} is already {other.name}, {opened(other).summary.outcome}")
 
 
 def _refuse_unknown_parameters() -> None:

@@ -1,19 +1,24 @@
 """`lab.plan`: the fastest setting that fits, as `lsai plan` finds it."""
 
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, Shown
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import MARGIN
+from lsai_lab.interactive.asked import gpu_words, said_in_python, source_of
 from lsai_lab.interactive.planning import as_nested
 from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.plan import Plan
-from lsai_lab.predictions.plan_asked import ask
+from lsai_lab.predictions.plan_asked import ask, shown_tries
 from lsai_lab.predictions.plan_told import told
+from lsai_lab.project.files import PAGE_FOLDER
 
 
 class Planned(Shown):
@@ -47,7 +52,7 @@ class Planned(Shown):
 
 def plan(
     what: str | None = None,
-    gpu: str | None = None,
+    gpu: str | float | None = None,
     *,
     tokens: int | None = None,
     seq_len: int | None = None,
@@ -64,24 +69,30 @@ def plan(
 ) -> Planned:
     """The fastest setting whose predicted step fits a GPU or a budget, computed without a GPU.
 
-    `what`: a preset (`"llama3-8b"`); or name a `study` and `variant`, or the folder of a Hugging
-    Face config with `hf`. `tokens` of an optimizer step in sequences of `seq_len`. `gpu`: a name as
-    in `lsai plan`; `budget`: GiB that a GPU's allocator may reserve; `gpus` share the model.
+    `what`: a preset (`"llama3-8b"`), `"study.variant"`, or the folder of a Hugging Face config; or
+    name a `study` and `variant`, or that folder with `hf`. `tokens` of an optimizer step, such as
+    131072, in sequences of `seq_len`; a study has its own. `gpu`: a name as in `lsai plan`, or its
+    memory (24, in GiB); `budget`: GiB that a GPU's allocator may reserve; `gpus` share the model.
     `numerics`: fp32, harmless or fp8. `margin`: the share of the memory that stays free.
     `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
     rates times are made of. Raises UserError for what cannot be asked.
     """
-    source = Source(study, variant, what, None if hf is None else Path(hf), profile=profile)
-    question = ask(
-        source,
-        as_nested(overrides or {}),
-        tokens=tokens,
-        seq_len=seq_len,
-        gpu=gpu,
-        gpus=gpus,
-        budget=budget,
-        numerics=numerics,
-        margin=margin,
-        passport=None if passport is None else Path(passport),
-    )
-    return Planned(question.answer())
+    named = {"study": study, "variant": variant, "hf": hf, "profile": profile}
+    with said_in_python():
+        source = source_of(what, named)
+        if not isinstance(source, Source):
+            raise UserError(f"a plan is made for a preset, a study's variant or hf, not for {what}")
+        question = ask(
+            source,
+            as_nested(overrides or {}),
+            tokens=tokens,
+            seq_len=seq_len,
+            gpu=gpu_words(gpu),
+            gpus=gpus,
+            budget=budget,
+            numerics=numerics,
+            margin=margin,
+            passport=None if passport is None else Path(passport),
+        )
+        with shown_tries(sys.stdout, hidden=PAGE_FOLDER in os.environ) as on_next:
+            return Planned(question.answer(on_next))

@@ -1,11 +1,13 @@
-"""How words of a notebook become a plan: overrides as a person or papermill gives them, and which
-part of a study is meant where none is named."""
+"""How words of a notebook become a plan: overrides as a person or papermill gives them, which part
+of a study is meant where none is named, and what a person calls a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsai_core.base.files import deep_merge, flatten, nested
+from lsai_core.config.strict import Strict, validated
 from lsai_lab.project.files import parse_value
+from lsai_lab.runs.schema import Text
 from lsai_lab.runs.study import Study, matching
 
 
@@ -33,7 +35,28 @@ def as_nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
+class _About(Strict):
+    """What a person calls a run."""
+
+    name: Text | None = None
+    tags: list[Text] = []
+    note: Text | None = None
+
+
+ABOUT = tuple(_About.model_fields)
+
+
+def checked_about(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`name`, `tags` and `note`, as far as they are given, as `run.json` keeps them; a single tag
+    becomes a list. UserError for anything but texts."""
+    told = dict(given)
+    if isinstance(tags := told.get("tags"), str | tuple | set):
+        told["tags"] = [tags] if isinstance(tags, str) else list(tags)
+    told = validated(_About, told, "what the run is called").model_dump(exclude_unset=True)
+    return told
+
+
 def about(name: str | None, tags: Sequence[str], note: str | None) -> dict[str, Any]:
-    """What a person calls a run, as far as it was given."""
-    told = {"name": name, "tags": [tags] if isinstance(tags, str) else list(tags), "note": note}
+    """What a person calls a run, as far as it was given. UserError for anything but texts."""
+    told = checked_about({"name": name, "tags": tags, "note": note})
     return {key: value for key, value in told.items() if value}

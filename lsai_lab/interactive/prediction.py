@@ -10,15 +10,14 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Part, Shown
-from lsai_core.config.presets import PRESETS
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
+from lsai_lab.interactive.asked import gpu_words, said_in_python, source_of
 from lsai_lab.interactive.planning import as_nested
-from lsai_lab.interactive.run import find_run
-from lsai_lab.predictions.asked import Source, asked_for, describe, sizes_that_exist
+from lsai_lab.predictions.asked import Source, asked_for, describe, sharded_over, sizes_that_exist
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
-from lsai_lab.report.load import AnyRun, studies
+from lsai_lab.report.load import AnyRun
 from lsai_lab.report.predicted import config as config_of_run
 
 _LARGEST = ("batch", "length")
@@ -69,7 +68,7 @@ class Predicted(Shown):
 
 def predict(
     what: str | TrainConfig | AnyRun | None = None,
-    gpu: str | None = None,
+    gpu: str | float | None = None,
     *,
     study: str | None = None,
     variant: str | None = None,
@@ -83,13 +82,13 @@ def predict(
 ) -> Predicted:
     """Peak memory by cause and time of a step, computed without a GPU.
 
-    `what`: a preset (`"llama3-8b"`, in bf16 and compiled), `"study.variant"`, a TrainConfig, or a
-    training run (by words, if they begin with its machine: `"h100/memory.bf16"`); or name a `study`
-    and `variant`, or the folder of a Hugging Face config with `hf`. `gpu`: a name
-    as in `lsai predict`, or its memory ("24GiB"); None: all known ones. `gpus`: sharded over so
-    many. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the device that
-    it was measured on, at its rates. `largest`: the largest batch, or longest sequence, that fits
-    one GPU, this machine's if none is named. Raises UserError for what cannot be predicted.
+    `what`: a preset (`"llama3-8b"`, in bf16 and compiled), else `"study.variant"`, a training run
+    (as `lab.find_run` finds it), the folder or file of a Hugging Face config, or a TrainConfig; or
+    name a `study` and `variant`, or that folder with `hf`. `gpu`: a name as in `lsai predict`, or
+    its memory ("24GiB", or 24); None: all known ones. `gpus`: sharded over so many. `overrides`:
+    settings with dots. `passport`: a file of `lsai probe`, for the device that it was measured on,
+    at its rates. `largest`: the largest batch, or longest sequence, that fits one GPU, this
+    machine's if none is named. Raises UserError for what cannot be predicted.
     """
     for name, value in other.items():
         if name in TrainConfig.model_fields:
@@ -100,36 +99,29 @@ def predict(
         raise UserError(
             f"largest is batch or length, not {largest!r}{hint(str(largest), _LARGEST)}"
         )
-    changes = as_nested(overrides or {})
-    targets = asked_for(gpu, None if passport is None else Path(passport), largest is not None)
-    if isinstance(what, str) and "/" in what:
-        what = find_run(what)
-    elif isinstance(what, str) and what not in PRESETS and what.partition(".")[0] in studies():
-        (study, _, variant), what = what.partition("."), None
-    if what is None or isinstance(what, str):
-        if (study, what, hf) == (None, None, None):
-            raise UserError(
-                'say what to predict: lab.predict("llama3-8b"), or "memory.bf16", or hf'
-            )
-        source = Source(
-            study, variant or None, what, None if hf is None else Path(hf), profile=profile
-        )
-        config = source.run(targets[0] if gpu or passport else None, gpus, changes).config
-    else:
-        config = _changed(_config_of(what), gpus, changes)
-    with sizes_that_exist(config):
-        if largest is not None:
-            config = _largest(config, targets[0], largest)
-        return Predicted(config, will_fit(config, targets))
+    named = {"study": study, "variant": variant, "hf": hf, "profile": profile}
+    if what is None and study is None and hf is None:
+        raise UserError('say what to predict: lab.predict("llama3-8b"), or "memory.bf16", or hf')
+    with said_in_python():
+        measured = None if passport is None else Path(passport)
+        targets = asked_for(gpu_words(gpu), measured, largest is not None)
+        source = source_of(what, named)
+        changes = as_nested(overrides or {})
+        if isinstance(source, Source):
+            target = targets[0] if gpu is not None or passport else None
+            config = source.run(target, gpus, changes).config
+        else:
+            config = _changed(source, gpus, changes)
+        with sizes_that_exist(config):
+            if largest is not None:
+                config = _largest(config, targets[0], largest)
+            return Predicted(config, will_fit(config, targets))
 
 
-def _config_of(what: Any) -> TrainConfig:
-    return what if isinstance(what, TrainConfig) else config_of_run(what)
-
-
-def _changed(config: TrainConfig, gpus: int | None, changes: dict[str, Any]) -> TrainConfig:
-    sharded = {"parallel": {"fsdp": gpus}} if gpus else {}
-    data = deep_merge(deep_merge(config.model_dump(), sharded), changes)
+def _changed(asked: Any, gpus: int | None, changes: dict[str, Any]) -> TrainConfig:
+    """A TrainConfig, or that of a run, with changes."""
+    config = asked if isinstance(asked, TrainConfig) else config_of_run(asked)
+    data = deep_merge(deep_merge(config.model_dump(), sharded_over(gpus)), changes)
     return checked(TrainConfig, data, "the run")
 
 

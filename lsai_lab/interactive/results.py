@@ -79,6 +79,16 @@ class Results(dict[str, Any]):
         return as_text([part for part in self.shown() if not part.folded])
 
 
+class Ended(Summary):
+    """How a run ended: its `Summary`, shown as the table of its results."""
+
+    def _repr_html_(self) -> str:
+        return Results(self)._repr_html_()
+
+    def __repr__(self) -> str:
+        return repr(Results(self))
+
+
 def unfolded(parts: Iterable[Part]) -> str:
     """The parts as Markdown, for readers without HTML; nothing in them is markup."""
     return "\n\n".join(filter(None, map(_markdown, parts))) + "\n"

@@ -24,7 +24,8 @@ from lsai_core.base.shown import Part, Shown
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
-from lsai_lab.interactive.results import Results, unfolded
+from lsai_lab.interactive.planning import ABOUT, checked_about
+from lsai_lab.interactive.results import Ended, Results, unfolded
 from lsai_lab.launch.stop import stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import repo_root
@@ -97,10 +98,12 @@ class Run(Shown):
         return self.record.plan.get("note")
 
     def annotate(self, **about: Any) -> None:
-        """Set `name`, `tags` or `note`. UserError for anything else."""
-        if unknown := [key for key in about if key not in ("name", "tags", "note")]:
-            raise UserError(f"a run has no {unknown[0]!r} to set{hint(unknown[0], _ABOUT)}")
-        annotate(self.folder, **about)
+        """Set `name`, `tags` or `note`. UserError for anything else, and for a recorded run."""
+        if unknown := [key for key in about if key not in ABOUT]:
+            raise UserError(f"a run has no {unknown[0]!r} to set{hint(unknown[0], ABOUT)}")
+        if self._is_recorded:
+            raise UserError(f"{self.folder} is a recorded run; it keeps what it was recorded with")
+        annotate(self.folder, **checked_about(about))
 
     @property
     def outcome(self) -> str:
@@ -216,9 +219,9 @@ class Run(Shown):
 
     def execute(
         self, again: bool = False, live: bool | None = None, beside: Iterable[AnyRun] = ()
-    ) -> Summary:
+    ) -> Ended:
         """Do the work unless it is already done, in a process of its own; returns the summary that
-        is on disk afterwards.
+        is on disk afterwards, shown as the table of its results.
 
         That process reads the code from the files that the run's key names. What this one imported
         before an edit, or changed in its modules, has no part in it. The stop button (Ctrl-C) ends
@@ -234,9 +237,9 @@ class Run(Shown):
         if is_held(self.folder):  # by the driver, which did the work and makes the run's page
             summary = Summary.read(self.folder)
             self._say(summary, r"[^\n]*\r")  # of a progress bar the last state
-            return summary
+            return Ended(**vars(summary))
         if not again and (finished := active.finished()):
-            return finished
+            return Ended(**vars(finished))
         if changed := active.changed("was opened") or self._moved(active):
             raise UserError(f"{changed}; open the run again")
         drawn = self._curves(beside) if self._has_steps and live is not False else None
@@ -254,7 +257,7 @@ class Run(Shown):
         self._say(summary, r"[^\n]*\r[^\n]*\n?")  # the progress was seen
         if stop.number == signal.SIGINT:
             raise KeyboardInterrupt(f"{self.state}; run.steps and run.plot() show what is done")
-        return summary
+        return Ended(**vars(summary))
 
     def _curves(self, beside: Iterable[AnyRun]) -> "LiveCurves | None":
         """What draws while the run goes on; None where no Jupyter kernel shows it."""
@@ -266,9 +269,15 @@ class Run(Shown):
 
         return LiveCurves(self, others)
 
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether it is a record to be read, not a run of this laboratory's own."""
+        folder = self.folder.absolute()
+        return not (folder / "run.json").exists() or "recorded" in folder.parts[-4:-2]
+
     def _active(self) -> ActiveRun:
         """What can be executed. UserError for a recorded run."""
-        if not (self.folder / "run.json").exists() or "recorded" in self.folder.parts[-4:-2]:
+        if self._is_recorded:
             raise UserError(
                 f"{self.folder} is a recorded run; to do it here, open one with its settings: "
                 f"lab.open_run({self.id.study!r}, {self.id.variant!r}, part={self.id.part!r}, "
@@ -335,9 +344,6 @@ class Run(Shown):
 
     def _repr_markdown_(self) -> str:
         return unfolded(self.shown())
-
-
-_ABOUT = ("name", "tags", "note")
 
 
 def find_run(which: AnyRun) -> Run:

@@ -39,12 +39,10 @@ def sweep(
     for all. All settings are checked before the first run begins; a run that fails is a row with
     its outcome. Raises UserError for a wrong name or value.
     """
-    session, wanted = (
-        Session(profile or None),
-        [variants] if isinstance(variants, str) else variants,
-    )
+    session, told = Session(profile or None), about(name, tags, note)
+    wanted = [variants] if isinstance(variants, str) else variants
     planned = plan_sweep(session, study, wanted, over, part, overrides or {})
-    plan, told = [run for run, _ in planned], about(name, tags, note)
+    plan = [run for run, _ in planned]
     try:
         session.run(plan)
     finally:
@@ -63,6 +61,10 @@ def plan_sweep(
 ) -> list[tuple[PlannedRun, dict[str, Any]]]:
     """The planned runs, each with the settings that were varied; of combinations that come to the
     same run the first. UserError for a wrong setting."""
+    if not isinstance(over, Mapping):
+        raise UserError(
+            f'a sweep is over settings with values, {{"seq_len": [128, 256]}}, not {over!r}'
+        )
     axes = {key: _values(values) for key, values in over.items()}
     if not axes or not all(axes.values()):
         raise UserError('a sweep wants settings with values, such as {"seq_len": [128, 256]}')

@@ -61,20 +61,21 @@ class Watched(StepWatch, Shown):
     def shown(self) -> list[Part]:
         """Phases, memory by cause, kernels; how far the loop has come."""
         said = f"a step takes {self.step_ms:,.2f} ms" if self.step_ms else _FAR.format(self.steps)
+        watched = f"{self.steps} step{'' if self.steps == 1 else 's'} watched"
         if not self.moments:
-            return [Part(f"{self.steps} steps watched", note=said)]
+            return [Part(watched, note=said)]
         causes = [(name, float(size)) for name, size in self.memory.items()]
         kernels = [tuple(row) for row in self.top_kernels.head(_TOP).itertuples(index=False)]
         phases = [tuple(row) for row in self.phases.itertuples(index=False)]
         return [
-            Part(f"{self.steps} steps watched", note=said),
+            Part(watched, note=said),
             Part("Phases", ("phase", "peak GiB", "ms"), phases),
             Part("At the highest moment", ("cause", "GiB"), causes),
             Part("Kernels of a step", ("name", "class", "ms", "calls"), kernels),
         ]
 
 
-_FAR = f"{{}} steps were seen; memory takes 2, kernels and times {STEPS}"
+_FAR = f"steps seen: {{}}; memory takes 2, kernels and times {STEPS}"
 
 
 def watch(

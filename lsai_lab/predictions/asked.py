@@ -63,15 +63,15 @@ class Source:
         knows, if there is one. UserError for options that do not fit."""
         if sum(given is not None for given in (self.study, self.model, self.hf, self.toml)) != 1:
             raise UserError(
-                "say what to predict, in one way: --study with --variant, or --model, or --hf (or "
-                "--config of `lsai predict`)"
+                "say what to predict, in one way: --study with --variant, or --model, or --hf "
+                "(or `lsai predict --config`)"
             )
         for name, value in {"variant": self.variant, "profile": self.profile}.items():
             if value is not None and self.study is None:
                 raise UserError(f"--{name} belongs to a study; add --study, or leave it out")
         if self.toml is not None:  # needs no checkout, as --hf and --model
             return _of_file(self.toml, gpus, overrides)
-        overrides = merged(overrides, {"parallel": {"fsdp": gpus}} if gpus else {})
+        overrides = merged(overrides, sharded_over(gpus))
         if self.study is not None:
             settings = deep_merge(PLAIN if trainer else {}, overrides)
             return Asked(_of_study(self.study, self.variant, settings, gpu, self.profile))
@@ -79,6 +79,15 @@ class Source:
             return _of_hf(self.hf, bool(trainer), overrides)
         data = _DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
         return Asked(checked(TrainConfig, deep_merge(data, overrides), f"--model {self.model}"))
+
+
+def sharded_over(gpus: int | None) -> dict[str, Any]:
+    """The settings (nested) of a model that so many GPUs share. UserError for a number below 1."""
+    if gpus is None:
+        return {}
+    if type(gpus) is not int or gpus < 1:
+        raise UserError(f"--gpus is a whole number of at least 1, not {gpus!r}")
+    return {"parallel": {"fsdp": gpus}}
 
 
 def _of_file(path: Path, gpus: int | None, overrides: dict[str, Any]) -> Asked:

@@ -3,10 +3,13 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TextIO, cast, get_args
+
+from tqdm import tqdm
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.config.train import TrainConfig
@@ -19,6 +22,7 @@ from lsai_lab.predictions.plan_space import Numerics, batches, with_usual_vocabu
 from lsai_lab.project.files import merged
 
 _MOST_MARGIN = 0.5
+_QUIET_S = 2.0  # an answer that takes longer says what it tries
 _EXAMPLE = 32  # sequences of a step, where nothing is said
 
 
@@ -94,6 +98,19 @@ def ask(
         packages,
         asked.remarks,
     )
+
+
+@contextmanager
+def shown_tries(file: TextIO, hidden: bool | None = None) -> Iterator[Callable[[str], None]]:
+    """Yields what is to be told each setting that is tried; after two seconds `file` shows it.
+    `hidden`: None where `file` is no terminal."""
+    with tqdm(unit=" settings", leave=False, delay=_QUIET_S, file=file, disable=hidden) as bar:
+
+        def on_next(words: str) -> None:
+            bar.set_description_str(words, refresh=False)
+            bar.update()
+
+        yield on_next
 
 
 def _target(gpu: str | None, budget: float | None, passport: Path | None) -> Gpu:

@@ -63,9 +63,16 @@ COLUMNS = [
 
 def config_of(run: Run) -> TrainConfig:
     """What a recorded training run trained, in today's words; of a search, with the model or batch
-    that it found. UserError if today's words cannot say it."""
+    that it found. UserError if it trained nothing, or today's words cannot say it."""
     kind, results = run.summary.kind, run.summary.results
+    if run.summary.outcome == "damaged":
+        raise UserError(f"{run.summary.id} is damaged: {run.summary.reason}")
+    if kind != "train" and "train" not in run.config:
+        raise UserError(f"{run.summary.id} is of kind {kind}: it trained nothing")
     recorded = with_older(run.config if kind == "train" else run.config["train"])
+    found = {"batch_search": "largest_batch", "model_search": "largest_size"}.get(kind)
+    if found is not None and results.get(found) is None:
+        raise UserError(f"{run.summary.id} has found nothing that can be trained")
     if kind == "batch_search":
         recorded |= {"batch_size": max(1, results["largest_batch"])}
     train = validated(TrainConfig, recorded, f"the config of {run.summary.id.name}")

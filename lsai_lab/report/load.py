@@ -22,10 +22,10 @@ from typing import Any, Protocol, TypeAlias
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import flatten
+from lsai_core.base.files import flatten, listed
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
-from lsai_lab.runs.find import begun, find_folder, has_begun, opened, tell_once
+from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
     Run,
@@ -36,7 +36,7 @@ from lsai_lab.runs.records import (
     read_run,
     recorded_runs,
 )
-from lsai_lab.runs.schema import ABOUT, DERIVED, IDENTITY
+from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs, differing_settings, planned_profile
 from lsai_lab.runs.study import Study, labels, load_study, study_names
 
@@ -74,7 +74,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
     (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
     `model.n_layers`; `config.steps` where a result has the same name); the environment as
-    `env.gpu`, `env.torch`.
+    `env.gpu`, `env.torch`. What people look for first is in front.
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
@@ -82,7 +82,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
     unknown study.
     """
-    asked = [name for one in studies for name in ([one] if isinstance(one, str) else one)]
+    asked = [name for one in studies for name in listed(one)]
     names = _known(asked)
     every_profile = session().profile_name is None
     own = (
@@ -98,15 +98,21 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     rows = [_row(run, True) for run in own] + committed
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
     more = {"differs": _differs(own, frame)} if mine else {}
-    return frame.assign(main=_main(frame), **more)
+    return _first_columns_first(frame.assign(main=_main(frame), **more))
 
 
-def recorded(*studies: str) -> pd.DataFrame:
+def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
     """The committed runs of `studies` (none: of all), as `load` has them, and no run of yours: what
     the chapters tell, the same on every machine."""
-    rows = _committed_rows(_known(studies))
+    rows = _committed_rows(_known([name for one in studies for name in listed(one)]))
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
-    return frame.assign(main=_main(frame))
+    return _first_columns_first(frame.assign(main=_main(frame)))
+
+
+def _first_columns_first(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with what people look for first in its first columns."""
+    first = [name for name in FIRST if name in frame]
+    return frame[[*first, *(name for name in frame if name not in first)]]
 
 
 def _known(studies: Sequence[str]) -> Sequence[str | None]:
@@ -183,12 +189,15 @@ def steps(run: AnyRun) -> pd.DataFrame:
     return frame
 
 
-def points(runs: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
-    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`): one row per
-    point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those of `keep`
-    from the run's row; then the point's own, as the bench describes them, with its own `outcome`
-    and `reason`. Empty if nothing was measured. UserError for an unknown column."""
-    names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *keep)))
+def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.DataFrame:
+    """What the benches (attention, context, gemm) measured in `runs` (rows of `load`, or one run):
+    one row per point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those
+    of `keep` from the run's row; then the point's own, as the bench describes them, with its own
+    `outcome` and `reason`. Empty if nothing was measured. UserError for an unknown column."""
+    if not isinstance(runs, pd.DataFrame):
+        run = finished_run(runs)
+        runs = pd.DataFrame([_row(run, machine_of(run.folder) is None)])
+    names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *listed(keep))))
     if len(runs) and (unknown := [name for name in names if name not in runs]):
         raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], map(str, runs))}")
     found = [
@@ -276,7 +285,7 @@ def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
     """Own runs in these folders as rows of `load`, with the column `differs`."""
     runs = [opened(folder) for folder in folders]
     frame = pd.DataFrame([_row(run, True) for run in runs])
-    return frame.assign(differs=_differs(runs, frame))
+    return _first_columns_first(frame.assign(differs=_differs(runs, frame)))
 
 
 def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
@@ -303,7 +312,7 @@ def finished_run(run: AnyRun) -> Run:
     folder = folder_of(run)
     if not (folder / "summary.json").exists():
         raise UserError(f"{folder} is no finished run; lab.steps shows what is done")
-    return read_run(folder)
+    return read_run(folder, machine_of(folder))
 
 
 def folder_of(run: AnyRun) -> Path:

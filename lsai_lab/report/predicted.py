@@ -10,14 +10,16 @@ import pandas as pd
 
 from lsai_core.config.train import TrainConfig
 from lsai_lab.predictions.recorded import config_of, predicted_runs, table_path
-from lsai_lab.report.load import finished_run, session
+from lsai_lab.report.load import folder_of, session
+from lsai_lab.runs.find import machine_of, opened
 from lsai_lab.runs.records import recorded_runs
 
 
 def config(run: str | Path | Mapping[str, Any]) -> TrainConfig:
-    """What a training run trained (a row of `lab.load`, or its folder); of a search, with the model
-    or batch that it found. UserError if it trained nothing."""
-    return config_of(finished_run(run))
+    """What a training run trained (a row of `lab.load`, or its folder), or will train; of a search,
+    with the model or batch that it found. UserError if it trained nothing."""
+    folder = folder_of(run)
+    return config_of(opened(folder, machine_of(folder)))
 
 
 def run_predictions() -> pd.DataFrame:

@@ -23,6 +23,7 @@ RESULTS = {
 }
 
 _OF_A_TEXT = ("_loss", "_perplexity")
+_SAME_PEAK = 1.05  # measured peaks of one device differ by so much
 
 
 def in_unit(result: str, value: Any) -> Any:
@@ -48,6 +49,11 @@ class Difference:
 
     @property
     def remark(self) -> str:
+        """Why some results of the two do not compare; empty if all do."""
+        return "; ".join(filter(None, (self._two_texts, self._two_peaks)))
+
+    @property
+    def _two_texts(self) -> str:
         """Why losses of the two do not compare; empty if they do: they are of the same tokens."""
         texts = [facts.get("results.dataset") for facts in (self.one, self.other)]
         losses = any(key.endswith(_OF_A_TEXT) for key in self.results)
@@ -58,24 +64,42 @@ class Difference:
             f"tokens, and a loss is per token of its text"
         )
 
+    @property
+    def _two_peaks(self) -> str:
+        """Why the MFU of the two do not compare; empty if they do: they are shares of one peak."""
+        found = [facts.get("results.mfu_peak_tflops") for facts in (self.one, self.other)]
+        peaks = [float(peak) for peak in found if peak is not None]
+        if "results.mfu" not in self.results or len(peaks) < 2:
+            return ""
+        if max(peaks) <= _SAME_PEAK * min(peaks):
+            return ""
+        shown = " and ".join(f"{peak:.4g}" for peak in peaks)
+        return f"no ratio of MFU: they are shares of two peaks, {shown} TFLOP/s"
+
     def beside(self, key: str) -> tuple[str, Any, Any, float | None]:
         """A line of the comparison: what it is, both values, and of two numbers the second over
-        the first; no ratio of losses on two texts."""
+        the first; no ratio of losses on two texts, or of shares of two peaks."""
         name = key.removeprefix("config.").removeprefix("results.")
         values = [in_unit(name, facts.get(key)) for facts in (self.one, self.other)]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         ratio = numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
-        ratio = None if self.remark and name.endswith(_OF_A_TEXT) else ratio
+        if (self._two_texts and name.endswith(_OF_A_TEXT)) or (self._two_peaks and name == "mfu"):
+            ratio = None
         return RESULTS.get(name, name), values[0], values[1], ratio
+
+
+def differing(number: int, what: str) -> str:
+    """So many things differ, in words: `1 setting differs`, `2 settings differ`."""
+    return f"1 {what} differs" if number == 1 else f"{number} {what}s differ"
 
 
 def difference(one: Run, other: Run) -> Difference:
     """What the two runs differ in; of a run that has not ended the settings."""
     first, second = _facts(one), _facts(other)
-    differing = [key for key in first | second if first.get(key) != second.get(key)]
-    settings = [key for key in differing if key.startswith("config.")]
-    results = [key for key in (f"results.{name}" for name in RESULTS) if key in differing]
-    rest = [key for key in differing if key not in {*settings, *results}]
+    keys = [key for key in first | second if first.get(key) != second.get(key)]
+    settings = [key for key in keys if key.startswith("config.")]
+    results = [key for key in (f"results.{name}" for name in RESULTS) if key in keys]
+    rest = [key for key in keys if key not in {*settings, *results}]
     return Difference(first, second, settings, results, rest)
 
 

@@ -38,11 +38,14 @@ def find_folder(
 ) -> Path:
     """The folder of the one run that `text` means; `reports`: also among the committed ones there.
 
-    Of several runs that a person gave this name it is the `newest`, the one that was planned, or
-    opened under it, last, after a line that says so. UserError says what there is instead.
+    Of several runs that a person gave this name it is, after a line that says so, the `newest` of
+    those that were executed, or, where none was, of those that are planned. UserError says what
+    there is instead.
     """
     own = [_own(folder) for folder in begun(runs_root)]
     named = [run.folder for run in own if text in run.given]
+    if newest:
+        named = [folder for folder in named if has_begun(folder)] or named
     if len(named) > 1 and newest:
         return _newest(text, named)
     if (found := _only(text, own)) is not None:

@@ -54,6 +54,11 @@ IDENTITY = (
 # What a run was planned with, and what a person calls it: columns, too, before a result of the
 # same name.
 ABOUT = ("profile", "name", "tags", "note")
+# The first columns of a frame of runs, as far as they are there.
+FIRST = (
+    *("machine", "study", "variant", "label", "part", "repeat", "outcome"),
+    *("tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"),
+)
 DERIVED = ("gpu", "main", "differs", "path")
 
 _NUMBER = re.compile(
