@@ -105,9 +105,9 @@ def _files(package: Path) -> Iterator[tuple[str, bytes]]:
     with package.open("rb") as file:
         file.seek(8)  # the archive's signature
         while header := file.read(60):
-            name, size = header[:16].decode().rstrip(" /"), int(header[48:58])
+            name, size = header[:16].decode("ascii").rstrip(" /"), int(header[48:58])
             if name.startswith("data.tar"):
-                with tarfile.open(fileobj=io.BytesIO(file.read(size))) as archive:
+                with tarfile.open(None, "r:*", io.BytesIO(file.read(size))) as archive:
                     for member in archive:
                         content = archive.extractfile(member) if member.isfile() else None
                         if content is not None:

@@ -95,9 +95,10 @@ def bytes_per_parameter(states: str, dtype: torch.dtype) -> float:
 
 
 def _build(parameters: Named, optim: OptimConfig) -> torch.optim.Optimizer:
+    kernel = optimizer_kernel(optim, next(iter(parameters.values())))
     groups = decayed(parameters, optim)
     settings = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-    if optimizer_kernel(optim, next(iter(parameters.values()))) == "torch":
+    if kernel == "torch":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     made = ClippingAdamW(groups, eight_bit=optim.states == "8bit", **settings)
     made.stochastic = optim.rounding == "stochastic"
