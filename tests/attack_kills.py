@@ -29,7 +29,7 @@ VARIANTS = {
     "baseline": {"config": {"steps": STEPS["baseline"], "checkpoint": {"every": 10}}},
     "two": {"config": {"steps": STEPS["two"], "checkpoint": {"every": 5}, "parallel": {"fsdp": 2}}},
 }
-END_S, LEAVE_S = 300, 30  # until a command that was struck has ended, and its processes have
+END_S, LEAVE_S = 120, 30  # until a command that was struck has ended, and its processes have
 
 
 def attempts(chance: random.Random, number: int, folder: Path) -> Iterator[tuple[str, str | None]]:

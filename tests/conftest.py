@@ -215,6 +215,21 @@ def dataset(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture
+def titan_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan runs without a GPU, where it is installed (also in a folder of its own)."""
+    from lsai_lab.peers.config import PeerConfig
+    from lsai_lab.peers.run import adapter
+
+    monkeypatch.setattr(PeerConfig, "needs_gpu", False)
+    monkeypatch.setattr(
+        "lsai_lab.peers.run.adapter",
+        lambda config, version: adapter(config, version) and "titan_cpu",
+    )
+    given = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}:{given}")
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """The same number of threads here as in a child process with OMP_NUM_THREADS=1: sums in the
     same order."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import losses, tiny
-from test_checkpoint import Interrupted, stop_at, weights
+from test_checkpoint import Interrupted, resumed_as_never_stopped, stop_at
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import OptimConfig
@@ -141,12 +141,7 @@ def test_resuming_equals_never_having_stopped(
     dataset: Dataset, tmp_path: Path, precision: str
 ) -> None:
     config = tiny(precision=precision, optim=EIGHT, checkpoint={"every": 4})
-    whole = train(config, dataset, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(config, dataset, tmp_path / "again", on_rows=stop_at(6))
-    again = train(config, dataset, tmp_path / "again")
-    assert again.resumed_at > 0 and losses(tmp_path / "again") == losses(tmp_path / "whole")
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
+    resumed_as_never_stopped(config, dataset, tmp_path)
 
 
 def test_states_of_another_kind_are_refused(dataset: Dataset, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 from conftest import CHECKOUT, Project, losses, tiny
 
 from lsai_core.base.errors import UserError
+from lsai_core.config.train import TrainConfig
 from lsai_core.training import checkpoint
 from lsai_core.training.loop import Trained, train
 from lsai_lab.data import Dataset
@@ -54,6 +55,18 @@ def stop_at(step: int) -> Callable[[list[dict[str, Any]]], None]:
 
 def weights(trained: Trained) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
+
+
+def resumed_as_never_stopped(config: TrainConfig, dataset: Dataset, folder: Path) -> Trained:
+    """A whole run, in `folder`/whole; one that is stopped behind a checkpoint at its seventh step
+    at the latest and goes on, in `folder`/again, has its losses and its weights."""
+    whole = train(config, dataset, folder / "whole")
+    with pytest.raises(Interrupted):
+        train(config, dataset, folder / "again", on_rows=stop_at(6))
+    again = train(config, dataset, folder / "again")
+    assert again.resumed_at > 0 and losses(folder / "again") == losses(folder / "whole")
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
+    return whole
 
 
 def recorded_steps(folder: Path) -> int:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import test_peers
 import torch
 from conftest import CHECKOUT, TINY_MODEL
 
@@ -24,16 +25,7 @@ from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import resolve
 
-SMALL = {
-    "model": TINY_MODEL,
-    "seq_len": 32,
-    "batch_size": 2,
-    "steps": 8,
-    "profile": {"skip_steps": 2},
-    "precision": "bf16",
-    "compile": True,
-    "data": {"vocab_size": 320},
-}
+SMALL = {**test_peers.SMALL, "compile": True, "data": {"vocab_size": 320}}
 
 
 def megatron_config(peer: dict[str, Any] | None = None, **changes: Any) -> PeerConfig:

@@ -111,6 +111,7 @@ def test_a_peer_gets_the_work_from_the_study_and_nothing_of_our_kernels():
             "would compute in fp32",
         ),
         ({"peer": {"framework": "hf"}, "optim": {"rounding": "stochastic"}}, "rounding"),
+        ({"peer": {"framework": "hf"}, "optim": {"rounded": ["norms"]}}, "all weights rounded"),
     ],
 )
 def test_bad_combinations_are_one_line(changes, word):
@@ -443,15 +444,7 @@ def test_torchtitan_0_2_understands_its_options_and_builds_our_model(tmp_path):
     ],
     ids=["plain", "sharded", "compiled"],
 )
-def test_torchtitan_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, changes, monkeypatch):
-    monkeypatch.setattr(PeerConfig, "needs_gpu", False)
-    monkeypatch.setattr(
-        "lsai_lab.peers.run.adapter",
-        lambda config, version: adapter(config, version) and "titan_cpu",
-    )
-    # torchtitan may lie in a folder of its own
-    given = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}:{given}")
+def test_torchtitan_does_our_work_on_a_cpu(tmp_path, corpus, ceilings, changes, titan_on_cpu):
     where, data = context(tmp_path, ceilings), {"source": f"file:{corpus}", "vocab_size": 320}
     study = {
         "peer": {"framework": "torchtitan"},

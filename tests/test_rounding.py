@@ -17,7 +17,7 @@ import pytest
 import rounding_job as job
 import torch
 from conftest import CHECKOUT, TINY_MODEL, losses, tiny
-from test_checkpoint import Interrupted, stop_at, weights
+from test_checkpoint import resumed_as_never_stopped
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import OptimConfig
@@ -253,12 +253,7 @@ def test_resuming_equals_never_having_stopped(
     dataset: Dataset, tmp_path: Path, states: str
 ) -> None:
     config = stochastic(optim={"rounding": "stochastic", "states": states}, checkpoint={"every": 4})
-    whole = train(config, dataset, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(config, dataset, tmp_path / "again", on_rows=stop_at(6))
-    again = train(config, dataset, tmp_path / "again")
-    assert again.resumed_at > 0 and losses(tmp_path / "again") == losses(tmp_path / "whole")
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
+    whole = resumed_as_never_stopped(config, dataset, tmp_path)
     other = train(
         config.model_copy(
             update={"optim": config.optim.model_copy(update={"rounding": "nearest"})}
@@ -305,12 +300,7 @@ def test_a_weight_that_is_not_rounded_moves_as_in_fp32() -> None:
 
 def test_what_is_kept_in_fp32_is_predicted_and_resumed(dataset: Dataset, tmp_path: Path) -> None:
     config = exact_but("matrices", checkpoint={"every": 4})
-    whole = train(config, dataset, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(config, dataset, tmp_path / "again", on_rows=stop_at(6))
-    again = train(config, dataset, tmp_path / "again")
-    assert again.resumed_at > 0 and losses(tmp_path / "again") == losses(tmp_path / "whole")
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(again), strict=True))
+    whole = resumed_as_never_stopped(config, dataset, tmp_path)
     named = dict(whole.model.named_parameters())
     exact = sum(p.numel() for name, p in named.items() if tensor_class(name) != "matrices")
     everything = sum(p.numel() for p in named.values())

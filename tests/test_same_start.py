@@ -3,14 +3,13 @@ so that in fp32 every loss is the same up to the order of sums."""
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import CHECKOUT, TINY_MODEL, write_run
+from conftest import TINY_MODEL, write_run
 
 from lsai_core.base.files import read_jsonl
 from lsai_core.config.strict import validated
@@ -22,7 +21,7 @@ from lsai_lab.data import Dataset
 from lsai_lab.machine.environment import package_version
 from lsai_lab.peers import titan, titan3
 from lsai_lab.peers.config import PeerConfig
-from lsai_lab.peers.run import adapter, run
+from lsai_lab.peers.run import run
 from lsai_lab.peers.start import start_as_ours
 from lsai_lab.runs.kinds import Context
 
@@ -179,14 +178,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 @needs_titan
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_torchtitan_has_our_losses(tmp_path, corpus, dataset, ceilings, layout, monkeypatch):
-    monkeypatch.setattr(PeerConfig, "needs_gpu", False)
-    monkeypatch.setattr(
-        "lsai_lab.peers.run.adapter",
-        lambda config, version: adapter(config, version) and "titan_cpu",
-    )
-    # torchtitan may lie in a folder of its own
-    given = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{CHECKOUT / 'tests'}:{given}")
+def test_torchtitan_has_our_losses(tmp_path, corpus, dataset, ceilings, layout, titan_on_cpu):
     found = peer_losses(tmp_path, corpus, ceilings, "torchtitan", **LAYOUTS[layout])
     assert_same(found, our_losses(tmp_path, dataset))

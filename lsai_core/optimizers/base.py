@@ -41,8 +41,12 @@ def _no_choices(optim: OptimConfig) -> str | None:
 
 def own_update(optim: OptimConfig) -> bool:
     """Whether a config asks for what only the project's own updates have."""
-    usual = ("full", "nearest", set(TENSOR_CLASSES))
-    return (optim.states, optim.rounding, set(optim.rounded)) != usual
+    return (optim.states, optim.rounding) != ("full", "nearest") or keeps_exact(optim)
+
+
+def keeps_exact(optim: OptimConfig) -> bool:
+    """Whether some bf16 weights are kept in fp32, too."""
+    return set(optim.rounded) != set(TENSOR_CLASSES)
 
 
 def tensor_class(name: str) -> TensorClass:

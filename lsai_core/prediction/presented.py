@@ -102,7 +102,7 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
 
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
-        *_accelerator(_answers(gpu, memory)),
+        *_accelerator(_answers(gpu, memory)),  # others, for Dynamo knows a function by one name
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "Generator", _Generator),
         (flex_attention, "_validate_device", _no_flex),

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import listed
 from lsai_lab.report.load import AnyRun, folder_of, steps
 from lsai_lab.report.show import figure
 from lsai_lab.report.style import series_style
@@ -50,7 +51,7 @@ def curves(
     if not runs:
         raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
     frames = {_label(run, runs): steps(run) for run in runs}
-    columns = [y] if isinstance(y, str) else list(y)
+    columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]

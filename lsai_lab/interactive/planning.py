@@ -4,7 +4,7 @@ of a study is meant where none is named, and what a person calls a run."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lsai_core.base.files import deep_merge, flatten, nested
+from lsai_core.base.files import deep_merge, flatten, listed, nested
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.project.files import parse_value
 from lsai_lab.runs.schema import Text
@@ -51,9 +51,8 @@ def checked_about(given: Mapping[str, Any]) -> dict[str, Any]:
     becomes a list. UserError for anything but texts."""
     told = dict(given)
     if isinstance(tags := told.get("tags"), str | tuple | set):
-        told["tags"] = [tags] if isinstance(tags, str) else list(tags)
-    told = validated(_About, told, "what the run is called").model_dump(exclude_unset=True)
-    return told
+        told["tags"] = listed(tags)
+    return validated(_About, told, "what the run is called").model_dump(exclude_unset=True)
 
 
 def about(name: str | None, tags: Sequence[str], note: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
+from lsai_core.base.files import deep_merge, listed
 from lsai_lab.interactive.planning import about, as_nested, first_part
 from lsai_lab.report.load import frame_of_runs
 from lsai_lab.runs.records import call
@@ -40,8 +40,7 @@ def sweep(
     its outcome. Raises UserError for a wrong name or value.
     """
     session, told = Session(profile or None), about(name, tags, note)
-    wanted = [variants] if isinstance(variants, str) else variants
-    planned = plan_sweep(session, study, wanted, over, part, overrides or {})
+    planned = plan_sweep(session, study, listed(variants), over, part, overrides or {})
     plan = [run for run, _ in planned]
     try:
         session.run(plan)

@@ -18,6 +18,7 @@ from lsai_core.config.train import (
     Steps,
     Tokens,
 )
+from lsai_core.optimizers.base import own_update
 from lsai_lab.machine.environment import package_version
 
 # What a peer's process executes.
@@ -106,8 +107,10 @@ class PeerConfig(Strict):
             )
         if parallel.kind != "fsdp" or parallel.cp * parallel.pp > 1:
             raise ValueError("a peer has parallel.kind: fsdp, no cp and no pp")
-        if (optim.name, optim.states, optim.rounding) != ("adamw", "full", "nearest"):
-            raise ValueError("a peer trains with AdamW, whole states and rounding: nearest")
+        if optim.name != "adamw" or own_update(optim):
+            raise ValueError(
+                "a peer trains with AdamW, whole states and rounding: nearest, all weights rounded"
+            )
         if self.cuda_graph and self.framework != "megatron":
             raise ValueError("cuda_graph is Megatron-Core's alone")
         if reason := _LACKS[self.framework](self):

@@ -18,7 +18,6 @@ import torch
 
 from lsai_core import kernels
 from lsai_core.base.errors import Unavailable
-from lsai_core.config.train import TENSOR_CLASSES
 from lsai_core.optimizers.adam8bit import MOMENTS, moments_of
 from lsai_core.optimizers.base import (
     FactorOptimizer,
@@ -26,6 +25,7 @@ from lsai_core.optimizers.base import (
     Named,
     Optimizer,
     decayed,
+    keeps_exact,
     local,
     own_update,
     tensor_class,
@@ -129,7 +129,7 @@ def _refusal(optim: OptimConfig) -> str | None:
     if own_update(optim) and optim.kernel == "torch":
         own = "states 8bit, rounding stochastic and a choice of rounded tensors are the project's"
         return f"{own} own update, and torch's AdamW has none of them: use kernel auto or triton"
-    if set(optim.rounded) != set(TENSOR_CLASSES) and optim.states == "8bit":
+    if keeps_exact(optim) and optim.states == "8bit":
         return "optim.rounded keeps some weights in fp32, and states 8bit has no such: use one"
     return None
 
