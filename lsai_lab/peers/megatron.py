@@ -7,9 +7,9 @@ for the rotary embeddings), SwiGLU and cross-entropy fused, its schedule, which 
 when to cast their weights anew, and one CUDA graph of a whole forward and backward pass.
 
 - `precision: bf16` is the work of a single GPU: weights, gradients and AdamW states in bf16.
-  Megatron's own optimizers keep fp32 masters, which 80 GB do not hold. Its norm and its clipping
-  and Transformer Engine's FusedAdam stand alone here. Gradients come without a buffer, which would
-  keep another two bytes a parameter through the forward pass.
+  Megatron's own optimizers keep fp32 masters, which 80 GB do not hold: torch's fused AdamW stands
+  in for them. Gradients come without a buffer, which would keep another two bytes a parameter
+  through the forward pass.
 - `precision: bf16_autocast` is Megatron's usual way: bf16 weights, each process with a share of the
   fp32 masters and states (distributed optimizer), gradients added up in fp32 within the product,
   their sums and the gathering of weights beside the computation, weights gathered in fp8 where the

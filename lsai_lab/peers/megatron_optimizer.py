@@ -12,39 +12,29 @@ from lsai_lab.peers.config import PeerConfig
 
 
 class Bf16Update:
-    """Clipping by Megatron's kernels and Transformer Engine's FusedAdam with bf16 states, over
-    weights that have no fp32 masters. The learning rate is that of `param_groups`."""
+    """torch's fused AdamW with bf16 states over weights without fp32 masters, after clipping by
+    torch's foreach kernels. Transformer Engine's FusedAdam over bf16 gradients is slower: the 8 B
+    model trained at 9,520 tokens/s with it and at 10,365 with this (H100, batch 1, one run each).
+    The learning rate is that of `param_groups`."""
 
     def __init__(self, model: nn.Module, optim: OptimConfig) -> None:
-        from transformer_engine.pytorch.optimizers import FusedAdam
-
         self.parameters, self.limit = list(model.parameters()), optim.grad_clip
-        self.adam = FusedAdam(
+        self.adam = torch.optim.AdamW(
             decayed(dict(model.named_parameters()), optim),
             lr=optim.lr,
             betas=optim.betas,
             eps=optim.eps,
-            exp_avg_dtype=torch.bfloat16,
-            exp_avg_sq_dtype=torch.bfloat16,
-            use_decoupled_grad=True,
+            fused=True,
         )
         self.param_groups = self.adam.param_groups
 
     def step(self) -> None:
-        from megatron.core.optimizer import clip_grads
-
-        for parameter in self.parameters:  # Megatron reads gradients of bf16 under this name only
-            parameter.decoupled_grad = parameter.grad  # type: ignore[attr-defined]
         if self.limit:
-            norm = clip_grads.get_grad_norm_fp32([p.grad for p in self.parameters])
-            clip_grads.clip_grad_by_total_norm_fp32(
-                self.parameters, self.limit, norm, use_decoupled_grad=True
-            )
+            nn.utils.clip_grad_norm_(self.parameters, self.limit, foreach=True)
         self.adam.step()
 
     def zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = parameter.decoupled_grad = None  # type: ignore[attr-defined]
+        self.adam.zero_grad(set_to_none=True)
 
 
 def shared(model: nn.Module, config: PeerConfig) -> tuple[nn.Module, Any]:
