@@ -4,11 +4,13 @@ loss by its last steps and by pass, sessions of equal work."""
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import lsai_lab as lab
+from lsai_core.base.errors import UserError
 from lsai_lab.analysis.intervals import half_width, students_t
 
 
@@ -175,6 +177,12 @@ def test_lost_updates_stand_beside_the_cost_of_rounding(runs: pd.DataFrame) -> N
     (costs,) = lab.rounding_costs(runs, "base").to_dict("records")
     assert costs["validation"] == pytest.approx(0.6) and costs["passes"] == 2.5
     assert (costs["lost_norms"], costs["lost_matrices"]) == pytest.approx((0.8125, 0.95))
+
+
+@pytest.mark.parametrize("told", [lab.rounding_costs, lab.cost_by_steps, lab.loss_changes])
+def test_parts_of_a_study_are_not_mixed_in_a_mean(told: Any, runs: pd.DataFrame) -> None:
+    with pytest.raises(UserError, match="several runs of repeat 0; choose one part"):
+        told(pd.concat([runs, runs.assign(part="other")], ignore_index=True), "base")
 
 
 def test_the_cost_is_told_as_training_goes_on(runs: pd.DataFrame) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lsai_core.base.errors import UserError
 from lsai_lab.analysis.intervals import half_width
 from lsai_lab.project.files import load_yaml, reading_root
 from lsai_lab.runs.records import read_run
@@ -76,15 +77,29 @@ def loss_by_pass(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["variant", "repeat", "run", "pass", "first", "last", "loss"])
 
 
+def require_one_run_a_seed(runs: pd.DataFrame) -> None:
+    """UserError if two of `runs` have one variant and one seed (`repeat`): a mean over both would
+    mix two parts of a study, or two machines."""
+    twice = runs[runs.duplicated(["variant", "repeat"])]
+    if not twice.empty:
+        variant, repeat = twice.iloc[0][["variant", "repeat"]]
+        raise UserError(
+            f"losses are compared seed by seed, and {variant} has several runs of repeat {repeat}; "
+            "choose one part and one machine"
+        )
+
+
 def paired(
     values: pd.Series, runs: pd.DataFrame, base: str, settings: int | None = None
 ) -> pd.DataFrame:
     """How far each variant lies from `base`, seed by seed: `mean` of the differences, `half` of the
     95 % interval, joint for all `settings` (of all variants, if not given), and `n` seeds.
 
-    `values` has the index of `runs`, rows of one machine and part; a row a variant.
+    `values` has the index of `runs`, rows of one machine and part; a row a variant. UserError if a
+    variant has two runs of one seed.
     """
     ended = runs[runs["outcome"] == "ok"]
+    require_one_run_a_seed(ended)
     wide = ended.assign(value=values).pivot_table(
         index="repeat", columns="variant", values="value", sort=False
     )

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from lsai_lab.analysis.intervals import half_width
-from lsai_lab.analysis.losses import loss_changes
+from lsai_lab.analysis.losses import loss_changes, require_one_run_a_seed
 from lsai_lab.report.load import steps
 
 LOST = "lost_"  # of a step's row: `lost_<class of tensors>`
@@ -38,7 +38,8 @@ def cost_by_steps(runs: pd.DataFrame, base: str = "fp32", steps_each: int = 185)
     """How far the losses of each variant lie from those of `base` of the same seed as training goes
     on, all of one machine: `variant`, `loss` (training, the mean over each `steps_each` steps, or
     validation, where it was measured), `tokens` read until then, `mean` of the seeds, `half` of the
-    95 % interval, `n`."""
+    95 % interval, `n`. UserError if a variant has two runs of one seed."""
+    require_one_run_a_seed(runs)
     found = []
     for run in runs[runs["outcome"] == "ok"].to_dict("records"):
         rows = steps(run)
