@@ -28,11 +28,13 @@ NAMES = {
     "megatron_fp8_current": "Megatron-Core, fp8, current scales",
     "megatron_fp8_current_graph": "Megatron-Core, fp8, current scales, CUDA graph",
 }
-# Session, precision, our variant, and the fastest setting of the peer in it; three runs each.
+# Session, precision, our variant, and the peer's fastest setting of three runs in it.
 COMPARED = [
     ("h100", "fp8, compiled", "ours_fp8_tensorwise", "titan_fp8"),
     ("h200", "fp8, compiled", "ours_fp8_tensorwise", "titan_fp8"),
     ("h200-c", "bf16, compiled", "ours_bf16", "hf_flash_compiled"),
+    ("h200-g", "fp8, compiled", "ours_fp8_tensorwise", "megatron_fp8_current_graph"),
+    ("h200-g", "fp8, delayed scales", "ours_fp8", "megatron_fp8_delayed_graph"),
     ("h100", "bf16, compiled", "ours_bf16", "titan_compiled"),
     ("h200", "bf16, compiled", "ours_bf16", "titan_compiled"),
     ("h200", "bf16, not compiled", "ours_eager", "titan_eager"),
@@ -48,7 +50,7 @@ SAVINGS = {
 
 def _speeds(runs: pd.DataFrame) -> pd.DataFrame:
     """The good runs whose speed is compared: not those that compare curves of losses."""
-    return runs[(runs["outcome"] == "ok") & runs["part"].isin(["ours", "peer"])]
+    return runs[(runs["outcome"] == "ok") & runs["part"].isin(["ours", "peer", "megatron"])]
 
 
 def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
@@ -92,13 +94,14 @@ def peer_settings(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def peer_savings(comparisons: pd.DataFrame, ablation: pd.DataFrame) -> pd.DataFrame:
-    """The compiled `comparisons` with the milliseconds that this package saves by kernels that the
-    peer lacks, as studies speed and fp8 measured them within this package (`ablation`); missing
+    """The compiled `comparisons` with torchtitan and the Hugging Face Trainer, with the milliseconds
+    that this package saves by kernels that they lack, as studies speed and fp8 measured them within this package (`ablation`); missing
     where it was not measured on that GPU."""
     good = ablation[ablation["outcome"] == "ok"]
     ms = good.groupby(["gpu", "part", "variant"])["step_ms"].median()
     compiled = ~comparisons["precision"].str.contains("not")
-    rows = comparisons[compiled].reset_index(drop=True)
+    theirs = ~comparisons["peer"].str.startswith("Megatron")  # its layers are others
+    rows = comparisons[compiled & theirs].reset_index(drop=True)
     lacks = {
         "optimizer": pd.Series(True, index=rows.index),
         "attention": rows["peer"].str.contains("FlashAttention-2"),
