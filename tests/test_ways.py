@@ -137,7 +137,12 @@ PIPELINE_REFUSED = {
     },
     "16 stages need as many layers": {"grad_accum": 16, "parallel": {"pp": 16}},
     "parallel.pp > 1 needs parallel.tp 1, not 2": {"parallel": {"pp": 2, "tp": 2}},
-    "parallel.pp > 1 needs parallel.fsdp 1, not 2": {"parallel": {"pp": 2, "fsdp": 2}},
+    "parallel.pp > 1 needs parallel.kind fsdp, not zero2": {
+        "parallel": {"pp": 2, "fsdp": 2, "kind": "zero2"}
+    },
+    "parallel.pp > 1 needs parallel.reshard_after_forward True, not False": {
+        "parallel": {"pp": 2, "fsdp": 2, "reshard_after_forward": False}
+    },
     "needs model.tie_embeddings False": {"model": {"preset": "lab-tiny", "tie_embeddings": True}},
     "needs precision bf16, fp32 or tf32": {"precision": "bf16_autocast"},
 }

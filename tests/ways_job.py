@@ -65,6 +65,15 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
             "grad_checkpoint": "full",
             **SAVE,
         },
+        "pp_fsdp": {"parallel": {"pp": 2, "fsdp": 2}, "grad_accum": 4, **SAVE},
+        "pp_fsdp_interleaved": {
+            "parallel": {"pp": 2, "fsdp": 2, "pp_schedule": "interleaved"},
+            "model": {**ODD["model"], "tie_embeddings": False, "n_layers": 5},
+            "seq_len": 35,
+            "grad_accum": 4,
+            "grad_checkpoint": "full",
+            **SAVE,
+        },
         "tp": {"parallel": {"tp": 4}, "model": {"n_kv_heads": 4}, **SAVE},
         "tp_plain": {
             "parallel": {"tp": 4},
@@ -90,6 +99,7 @@ RESUMED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
     2: {
         "fsdp2_of_ddp": ("ddp", {"fsdp": 2}),
         "tp2_of_fsdp": ("tp_fsdp", {"tp": 2}),
+        "fsdp2_of_pp": ("pp_fsdp", {"fsdp": 2}),
         "zero1_of_tp": ("tp_fsdp", {"kind": "zero1", "replicate": 2}),
     },
     4: {
@@ -97,6 +107,7 @@ RESUMED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "ddp_of_tp": ("tp_fsdp", {"kind": "ddp", "replicate": 4}),
         "fsdp_of_zero1": ("zero1", {"fsdp": 4}),
         "tp_of_zero1": ("zero1", {"fsdp": 2, "tp": 2}),
+        "pp_of_zero2": ("zero2", {"fsdp": 2, "pp": 2}),
         "zero1_of_zero2": ("zero2_whole", {"kind": "zero1", "replicate": 4}),
     },
 }

@@ -54,12 +54,12 @@ def share(model: Transformer, config: TrainConfig, device: torch.device) -> Devi
         from lsai_core.parallel import tensor
 
         tensor.share(model, mesh["tp"])
-    if config.parallel.sharded:
-        way_of(config.parallel).share(model, config, mesh)
     if config.parallel.pp > 1:
         from lsai_core.parallel import pipeline
 
         pipeline.keep_own(model, config, mesh["pp"])
+    if config.parallel.sharded:
+        way_of(config.parallel).share(model, config, mesh)
     return mesh
 
 
@@ -72,7 +72,7 @@ def connect(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
     if config.parallel.pp > 1:
         from lsai_core.parallel.pipeline import Pipeline
 
-        pipeline = Pipeline(model, config, mesh["pp"])
+        pipeline = Pipeline(model, config, mesh)
         model.pipeline, model.wrapper = pipeline.step, pipeline.evaluate
         model.pipeline_group = pipeline.group
     way_of(config.parallel).wrap(model, config)

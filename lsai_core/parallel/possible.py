@@ -40,8 +40,8 @@ def refusal_of_stages(config: TrainConfig) -> str | None:
     parallel, stages = config.parallel, config.parallel.stages
     needed = {
         "parallel.kind": "fsdp",
-        "parallel.fsdp": 1,
         "parallel.replicate": 1,
+        "parallel.reshard_after_forward": True,
         "parallel.cp": 1,
         "parallel.tp": 1,
         "parallel.cpu_offload": False,
