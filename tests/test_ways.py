@@ -248,12 +248,13 @@ def test_another_way_goes_on_from_a_checkpoint(jobs: Jobs, size: int, name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["tp_fsdp", "zero1", "ddp"])
+@pytest.mark.parametrize("first", ["tp_fsdp", "pp_fsdp", "zero1", "ddp"])
 def test_one_process_goes_on_from_four(jobs: Jobs, first: str, tmp_path: Path) -> None:
     wanted = jobs.of(first)["validation_loss"]
     shutil.copytree(jobs.root / first, tmp_path / "run")
     run = run_of(jobs.text, first)
-    one = run.model_copy(update={"parallel": type(run.parallel)(), "batch_size": SEQUENCES})
+    batch = SEQUENCES // run.grad_accum
+    one = run.model_copy(update={"parallel": type(run.parallel)(), "batch_size": batch})
     found = train(one, dataset(one, jobs.root / "data"), tmp_path / "run")
     assert found.resumed_at == 18
     assert found.validation_loss == pytest.approx(wanted, rel=1e-5)

@@ -92,6 +92,7 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
 }
 RUNS[8] = {
     "tp_hsdp": {"parallel": {"fsdp": 2, "replicate": 2, "tp": 2}},
+    "pp_hsdp": {"parallel": {"fsdp": 2, "replicate": 2, "pp": 2}, "grad_accum": 2},
 }
 STEPS = 20
 # From the checkpoints after step 18 of these runs go on, as other ways and numbers of processes.

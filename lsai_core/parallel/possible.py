@@ -40,7 +40,6 @@ def refusal_of_stages(config: TrainConfig) -> str | None:
     parallel, stages = config.parallel, config.parallel.stages
     needed = {
         "parallel.kind": "fsdp",
-        "parallel.replicate": 1,
         "parallel.reshard_after_forward": True,
         "parallel.cp": 1,
         "parallel.tp": 1,
