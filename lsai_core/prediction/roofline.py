@@ -182,7 +182,8 @@ def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
     ways exchange must have been measured among GPUs of that kind.
     """
     asked = {sent.operation for sent in exchanges(config)}
-    plain = config.parallel.sharded and config.parallel.tp * config.parallel.replicate == 1
+    parallel = config.parallel
+    plain = parallel.sharded and parallel.tp * parallel.pp * parallel.replicate == 1
     known = {message.operation for message in _messages_among(gpu)}
     if asked and not plain and not asked <= known:
         return f"not predicted: messages among GPUs like {gpu.name} are not measured"
@@ -198,7 +199,8 @@ def counted(
     """One step's products as `work.py` names them, and what else of it costs time, by the table's
     names; of process `rank`, by default the one that needs the most memory."""
     # Only a pipeline is simulated with all of its micro-batches.
-    again = 1 if config.parallel.pp > 1 else config.grad_accum / min(2, config.grad_accum)
+    parallel = config.parallel
+    again = 1 if parallel.pp > 1 else config.grad_accum / min(2, config.grad_accum)
     work = defaultdict[str, float](float)
     for name, times in predict(config, kernel, on=on, rank=rank).work.items():
         work[name] = times * again
@@ -207,11 +209,11 @@ def counted(
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
     # apart.
     updated = 0.0
-    if not config.parallel.cpu_offload:
+    if not parallel.cpu_offload:
         weights = (6 if foreign else 4) * stored.itemsize * count_parameters(config.model).total
         states = 2 * state_bytes(config.model, config.optim, stored)
-        updated = (weights + states) / config.parallel.state_parts
-    compiled = work["compiled kernels"]
+        updated = (weights + states) / parallel.state_parts
+    compiled, groups = work["compiled kernels"], config.model.n_layers + 1
     return products, {
         "compiled": work["compiled bytes"] + updated * (not foreign),
         "eager": work["bytes"] + copied_bytes(config),
@@ -219,7 +221,7 @@ def counted(
         "start": work["kernels"] + (compiled or sum(products.values())),
         "call": work["calls"] * (not compiled),
         "kernel": compiled,
-        "group": (config.model.n_layers + 1) * config.grad_accum * config.parallel.sharded,
+        "group": groups / parallel.pp * config.grad_accum * parallel.sharded,
     }
 
 

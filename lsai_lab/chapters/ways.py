@@ -24,6 +24,7 @@ NAMES = {
     "cpfsdp": "CP and FSDP",
     "pp": "pipeline",
     "ppi": "pipeline, interleaved",
+    "ppfsdp": "pipeline and FSDP",
 }
 MEASURED = ["tokens_per_s", "exposed_communication_ms", "gpu_clock_mhz", "mem_peak_active_gib"]
 
