@@ -160,6 +160,21 @@ def test_a_process_of_a_pipeline_keeps_its_stages_layers() -> None:
     assert more == 2 * 4 * BASE["batch_size"] * BASE["seq_len"] * D
 
 
+def test_a_sharded_pipeline_keeps_slices_and_in_a_step_whole_weights_and_gradients() -> None:
+    numbers = 3 * (MATRICES + NORMS) + V * D
+    words = math.ceil(V / 2)  # of rows, the embedding's alone do not divide
+    slices = 3 * (MATRICES + NORMS) // 2 + words * D
+    moments: list[tuple[str, dict[str, int]]] = []
+    parallel, bf16 = {"pp": 2, "fsdp": 2}, {"precision": "bf16"}
+    simulate(of(parallel=parallel, grad_accum=4, **bf16), on="cpu", moments=moments)
+    before_update = next(parts for phase, parts in moments if phase == "optimizer")
+    assert before_update["weights"] == before_update["gradients"] == 2 * slices
+    passes = [parts for phase, parts in moments if phase == "forward"]
+    # whole ones are summed over micro-batches in fp32, and FSDP's own gathered weights are bf16
+    assert max(parts.get("gradients", 0) for parts in passes) >= 4 * numbers
+    assert max(parts.get("FSDP buffers", 0) for parts in passes) >= 2 * numbers
+
+
 def test_earlier_stages_keep_more_micro_batches() -> None:
     config = of(model={"n_layers": 4}, parallel={"pp": 4}, grad_accum=8)
     kept = [simulate(config, on="cpu", rank=rank).parts["activations"] for rank in (1, 2)]
@@ -169,6 +184,7 @@ def test_earlier_stages_keep_more_micro_batches() -> None:
 def test_rank_0_and_the_largest_are_told() -> None:
     assert differing_ranks(of(parallel={"fsdp": 4})) == [0]
     assert differing_ranks(of(parallel={"pp": 4}, grad_accum=4)) == [0, 1, 2, 3]
+    assert differing_ranks(of(parallel={"pp": 2, "fsdp": 2}, grad_accum=4)) == [0, 1]
     spread = of(parallel={"kind": "zero1", "replicate": 4})
     ranks = [parts_before_update(spread, rank)["optimizer"] for rank in range(4)]
     assert ranks[differing_ranks(spread)[-1]] // 4096 == max(ranks) // 4096
@@ -179,7 +195,7 @@ def test_rank_0_and_the_largest_are_told() -> None:
     assert predict(pipeline, rank=1).peak == found[1].peak != found[0].peak
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "cp"])
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp", "cp"])
 def test_a_gpus_memory_is_predicted_for_every_way_compiled(name: str) -> None:
     config = run_of(name).model_copy(update={"compile": True, "precision": "bf16"})
     found = predict(config)
@@ -188,7 +204,7 @@ def test_a_gpus_memory_is_predicted_for_every_way_compiled(name: str) -> None:
 
 def test_time_is_predicted_where_messages_are_measured() -> None:
     h100, h200 = find_gpu("h100"), find_gpu("h200")
-    for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp"):
+    for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp"):
         config = run_of(name)
         assert untimed(config, h100) is None and estimate(config, h100) is not None
         unmeasured = untimed(config, h200)
