@@ -117,7 +117,18 @@ REFUSED = {
 TENSOR_REFUSED = {
     "parallel.tp=3 does not divide model.n_heads=4": {"parallel": {"tp": 3}},
     "does not divide seq_len=513": {"seq_len": 513},
-    "needs parallel.cp 1, not 2": {"parallel": {"tp": 2, "cp": 2}},
+    "parallel.tp=2 does not divide seq_len / parallel.cp=81": {
+        "parallel": {"tp": 2, "cp": 2, "cp_method": "ring"},
+        "seq_len": 162,
+    },
+    "ulysses: 3 key-value heads over 2 ranks": {
+        "parallel": {"tp": 2, "cp": 2, "cp_method": "ulysses"},
+        "model": {"preset": "lab-tiny", "d_model": 96, "n_heads": 12, "n_kv_heads": 6},
+    },
+    "cp_method torch, a peer to compare with, does not go with parallel.tp": {
+        "parallel": {"tp": 2, "cp": 2, "cp_method": "torch"},
+        "precision": "bf16",
+    },
     "needs parallel.cpu_offload False": {"parallel": {"tp": 2, "cpu_offload": True}},
     "needs fp8.recipe none, not fused": {"precision": "bf16", "fp8": {"recipe": "fused"}},
     "needs loss fused, not full": {"loss": "full"},

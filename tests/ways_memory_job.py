@@ -68,6 +68,8 @@ WAYS: dict[int, dict[str, dict[str, Any]]] = {
             "parallel": {"pp": 2, "fsdp": 2, "pp_schedule": "interleaved"},
             "grad_accum": 4,
         },
+        "cp_tp": {"parallel": {"cp": 2, "tp": 2}},
+        "cp_tp_heads": {"parallel": {"cp": 2, "tp": 2, "cp_method": "ulysses"}, "grad_accum": 2},
         "cp_fsdp": {"parallel": {"fsdp": 2, "cp": 2}},
     },
 }
