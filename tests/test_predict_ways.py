@@ -195,7 +195,9 @@ def test_rank_0_and_the_largest_are_told() -> None:
     assert predict(pipeline, rank=1).peak == found[1].peak != found[0].peak
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp", "cp"])
+@pytest.mark.parametrize(
+    "name", ["ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp", "cp", "cp_tp"]
+)
 def test_a_gpus_memory_is_predicted_for_every_way_compiled(name: str) -> None:
     config = run_of(name).model_copy(update={"compile": True, "precision": "bf16"})
     found = predict(config)
@@ -204,7 +206,7 @@ def test_a_gpus_memory_is_predicted_for_every_way_compiled(name: str) -> None:
 
 def test_time_is_predicted_where_messages_are_measured() -> None:
     h100, h200 = find_gpu("h100"), find_gpu("h200")
-    for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp"):
+    for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp", "cp_tp"):
         config = run_of(name)
         assert untimed(config, h100) is None and estimate(config, h100) is not None
         unmeasured = untimed(config, h200)

@@ -22,6 +22,7 @@ NAMES = {
     "tpfsdp": "TP and FSDP",
     "cp": "CP",
     "cpfsdp": "CP and FSDP",
+    "cptp": "CP and TP",
     "pp": "pipeline",
     "ppi": "pipeline, interleaved",
     "ppfsdp": "pipeline and FSDP",
