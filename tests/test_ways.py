@@ -19,14 +19,17 @@ from fsdp_fixture import SEQUENCES, config, dataset
 from torch import Tensor
 from ways_job import RESUMED, RUNS, random_tokens, run_of
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import read_jsonl
 from lsai_core.config.affects import key_values
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf import load_hf, to_hf
 from lsai_core.model.transformer import build_model
+from lsai_core.prediction.roofline import untimed
+from lsai_core.profiling.gpus import find_gpu
 from lsai_core.training.combinations import checked
 from lsai_core.training.loop import train
+from lsai_core.training.step import require
 from lsai_lab.launch.launch import on_this_machine, torchrun
 
 
@@ -130,6 +133,9 @@ TENSOR_REFUSED = {
         "precision": "bf16",
     },
     "needs parallel.cpu_offload False": {"parallel": {"tp": 2, "cpu_offload": True}},
+    "parallel.async_tp needs parallel.tp > 1 and compile": {
+        "parallel": {"tp": 2, "async_tp": True}
+    },
     "needs fp8.recipe none, not fused": {"precision": "bf16", "fp8": {"recipe": "fused"}},
     "needs loss fused, not full": {"loss": "full"},
     "needs mlp_chunk None": {"mlp_chunk": 64},
@@ -170,6 +176,16 @@ def test_what_does_not_go_together_is_refused_in_one_line(reason: str) -> None:
     with pytest.raises(UserError, match=reason) as raised:
         checked(TrainConfig, run, "test")
     assert "\n" not in str(raised.value)
+
+
+def test_hidden_messages_need_gpus_and_have_no_known_time() -> None:
+    parallel = {"tp": 2, "async_tp": True}
+    run = {"model": {"preset": "lab-tiny"}, "parallel": parallel, "compile": True}
+    asked = checked(TrainConfig, run, "test")
+    with pytest.raises(Unavailable, match="async_tp needs CUDA GPUs") as raised:
+        require(asked, torch.device("cpu"))
+    assert "\n" not in str(raised.value)
+    assert "what parallel.async_tp hides is not measured" in str(untimed(asked, find_gpu("h100")))
 
 
 def test_run_keys_are_what_they_were_before_there_were_kinds() -> None:

@@ -43,6 +43,10 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 
         model.share_sequence(join(config, device))
     connect(model, config, mesh)
+    if config.parallel.async_tp:
+        from lsai_core.parallel.async_tensor import hide_messages
+
+        hide_messages(mesh["tp"])
     return model
 
 

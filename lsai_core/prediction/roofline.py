@@ -181,8 +181,10 @@ def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
     FSDP gathers weights behind products, so that the data sheet's rate is near enough. What other
     ways exchange must have been measured among GPUs of that kind.
     """
-    asked = {sent.operation for sent in exchanges(config)}
     parallel = config.parallel
+    if parallel.async_tp:
+        return "not predicted: what parallel.async_tp hides is not measured"
+    asked = {sent.operation for sent in exchanges(config)}
     plain = parallel.sharded and parallel.tp * parallel.pp * parallel.replicate == 1
     known = {message.operation for message in _messages_among(gpu)}
     if asked and not plain and not asked <= known:
