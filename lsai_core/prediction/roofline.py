@@ -12,8 +12,8 @@
     host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one
                     host: others differ
     waiting         of the slowest stage of a pipeline, for the first micro-batch to come and the
-                    last one to return: a micro-batch's time in every other stage, divided by the
-                    stages of a process (Narayanan et al. 2021, arXiv:2104.04473, 2.2)
+                    last one to return: a micro-batch's time in every other stage (Narayanan et al.
+                    2021, arXiv:2104.04473, 2.2); with two stages a process `interleaved.py`
 
 `python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls
 timed alone, costs (a copied byte is 1, others are seconds) of the training runs that it names.
@@ -48,6 +48,7 @@ from lsai_core.optimizers.build import state_bytes
 from lsai_core.parallel.pipeline import stages_of
 from lsai_core.prediction.exchanges import copied_bytes, exchanges
 from lsai_core.prediction.fake_kernels import FUSED
+from lsai_core.prediction.interleaved import step_s
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
 from lsai_core.profiling.gpus import Gpu, find_gpu
@@ -106,9 +107,10 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     except LookupError:
         return None
     slowest = max(found, key=lambda one: one.busy_s)
-    others_s = sum(one.busy_s for one in found) - slowest.busy_s
-    rounds = config.grad_accum * config.parallel.stages // config.parallel.pp
-    return replace(slowest, waiting_s=others_s / rounds)
+    busy_s = [one.busy_s for one in found]
+    if config.parallel.stages > config.parallel.pp:
+        return replace(slowest, waiting_s=max(0.0, step_s(config, busy_s) - slowest.busy_s))
+    return replace(slowest, waiting_s=(sum(busy_s) - slowest.busy_s) / config.grad_accum)
 
 
 def _of_rank(config: TrainConfig, gpu: Gpu, kernel: str | None, rank: int | None) -> Estimate:
