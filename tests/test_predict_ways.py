@@ -25,7 +25,7 @@ from lsai_core.prediction.simulate import simulate
 from lsai_core.profiling.gpus import find_gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.launch.launch import on_this_machine, torchrun
-from lsai_lab.predictions.recorded import predicted_runs
+from lsai_lab.predictions.recorded import predict_again, predicted_runs
 from lsai_lab.runs.records import recorded_runs
 
 Facts = dict[str, list[dict[str, Any]]]
@@ -259,6 +259,21 @@ def test_times_of_the_ways_come_near_the_recorded_ones() -> None:
     assert errors.notna().sum() >= 12 and errors.median() <= 0.05
     pipelines = errors[said["variant"].str.startswith("pp")]
     assert len(pipelines) >= 2 and pipelines.max() <= 0.03
+
+
+def test_pipelines_take_what_they_were_recorded_to_take() -> None:
+    """The buffers of their messages are tensors, which are counted once."""
+    runs = [
+        run
+        for run in recorded_runs(CHECKOUT / "reports")
+        if run.summary.id.study == "sharing" and run.summary.id.variant.startswith("pp")
+    ]
+    assert len(runs) >= 2
+    for run in runs:
+        said, found = predict_again(run), run.summary.results
+        assert said["predicted"] == pytest.approx(found["mem_peak_active_gib"], rel=0.01)
+        assert said["predicted_reserved"] == pytest.approx(found["mem_peak_reserved_gib"], rel=0.02)
+        assert said["estimated_s"] == pytest.approx(found["step_ms"] / 1e3, rel=0.03)
 
 
 def test_one_prediction_does_not_disturb_another() -> None:
