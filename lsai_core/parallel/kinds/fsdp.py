@@ -76,6 +76,7 @@ def share(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
             reshard_after_forward=reshard,
         )  # type: ignore[call-overload]
 
+    # The schedules of pipelines keep weights whole after the first backward pass (`pipeline.py`).
     free = parallel.reshard_after_forward and parallel.pp == 1
     for index, block in enumerate(model.blocks, 1):
         unit(block, free and index < len(model.blocks))
