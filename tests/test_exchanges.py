@@ -29,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "tp": {"parallel": {"tp": 2}, "grad_checkpoint": "full"},
     "pp": {"parallel": {"pp": 2}, "grad_accum": 4},
     "ppi": {"parallel": {"pp": 2, "pp_schedule": "interleaved"}, "grad_accum": 4},
+    "pp_fsdp": {"parallel": {"pp": 2, "fsdp": 2}, "grad_accum": 4},
 }
 
 
@@ -59,7 +60,7 @@ class Sent(TorchDispatchMode):
 
 
 def one_step(rank: int, name: str) -> dict[str, int]:
-    """The bytes that one of two processes sends in its second step."""
+    """The bytes that a process, of two in each group, sends in its second step."""
     world, device = connect(torch.device("cpu")), torch.device("cpu")
     config = run_of(name)
     model = prepare_model(config, device)
@@ -81,7 +82,8 @@ def run_of(name: str) -> TrainConfig:
 @pytest.mark.parametrize("name", list(WAYS))
 def test_real_processes_send_what_is_predicted(name: str) -> None:
     workers = tries.server(["lsai_core.parallel.build"], on_gpu=False)
-    ended, found = tries.attempt(workers, one_step, name, processes=2, timeout_s=300)
+    processes = run_of(name).parallel.world_size
+    ended, found = tries.attempt(workers, one_step, name, processes=processes, timeout_s=300)
     assert ended["outcome"] == "ok", ended
     expected = Counter[str]()
     for exchange in exchanges(run_of(name)):

@@ -19,14 +19,17 @@ from fsdp_fixture import SEQUENCES, config, dataset
 from torch import Tensor
 from ways_job import RESUMED, RUNS, random_tokens, run_of
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import read_jsonl
 from lsai_core.config.affects import key_values
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf import load_hf, to_hf
 from lsai_core.model.transformer import build_model
+from lsai_core.prediction.roofline import untimed
+from lsai_core.profiling.gpus import find_gpu
 from lsai_core.training.combinations import checked
 from lsai_core.training.loop import train
+from lsai_core.training.step import require
 from lsai_lab.launch.launch import on_this_machine, torchrun
 
 
@@ -117,8 +120,22 @@ REFUSED = {
 TENSOR_REFUSED = {
     "parallel.tp=3 does not divide model.n_heads=4": {"parallel": {"tp": 3}},
     "does not divide seq_len=513": {"seq_len": 513},
-    "needs parallel.cp 1, not 2": {"parallel": {"tp": 2, "cp": 2}},
+    "parallel.tp=2 does not divide seq_len / parallel.cp=81": {
+        "parallel": {"tp": 2, "cp": 2, "cp_method": "ring"},
+        "seq_len": 162,
+    },
+    "ulysses: 3 key-value heads over 2 ranks": {
+        "parallel": {"tp": 2, "cp": 2, "cp_method": "ulysses"},
+        "model": {"preset": "lab-tiny", "d_model": 96, "n_heads": 12, "n_kv_heads": 6},
+    },
+    "cp_method torch, a peer to compare with, does not go with parallel.tp": {
+        "parallel": {"tp": 2, "cp": 2, "cp_method": "torch"},
+        "precision": "bf16",
+    },
     "needs parallel.cpu_offload False": {"parallel": {"tp": 2, "cpu_offload": True}},
+    "parallel.async_tp needs parallel.tp > 1 and compile": {
+        "parallel": {"tp": 2, "async_tp": True}
+    },
     "needs fp8.recipe none, not fused": {"precision": "bf16", "fp8": {"recipe": "fused"}},
     "needs loss fused, not full": {"loss": "full"},
     "needs mlp_chunk None": {"mlp_chunk": 64},
@@ -137,7 +154,12 @@ PIPELINE_REFUSED = {
     },
     "16 stages need as many layers": {"grad_accum": 16, "parallel": {"pp": 16}},
     "parallel.pp > 1 needs parallel.tp 1, not 2": {"parallel": {"pp": 2, "tp": 2}},
-    "parallel.pp > 1 needs parallel.fsdp 1, not 2": {"parallel": {"pp": 2, "fsdp": 2}},
+    "parallel.pp > 1 needs parallel.kind fsdp, not zero2": {
+        "parallel": {"pp": 2, "fsdp": 2, "kind": "zero2"}
+    },
+    "parallel.pp > 1 needs parallel.reshard_after_forward True, not False": {
+        "parallel": {"pp": 2, "fsdp": 2, "reshard_after_forward": False}
+    },
     "needs model.tie_embeddings False": {"model": {"preset": "lab-tiny", "tie_embeddings": True}},
     "needs precision bf16, fp32 or tf32": {"precision": "bf16_autocast"},
 }
@@ -154,6 +176,16 @@ def test_what_does_not_go_together_is_refused_in_one_line(reason: str) -> None:
     with pytest.raises(UserError, match=reason) as raised:
         checked(TrainConfig, run, "test")
     assert "\n" not in str(raised.value)
+
+
+def test_hidden_messages_need_gpus_and_have_no_known_time() -> None:
+    parallel = {"tp": 2, "async_tp": True}
+    run = {"model": {"preset": "lab-tiny"}, "parallel": parallel, "compile": True}
+    asked = checked(TrainConfig, run, "test")
+    with pytest.raises(Unavailable, match="async_tp needs CUDA GPUs") as raised:
+        require(asked, torch.device("cpu"))
+    assert "\n" not in str(raised.value)
+    assert "what parallel.async_tp hides is not measured" in str(untimed(asked, find_gpu("h100")))
 
 
 def test_run_keys_are_what_they_were_before_there_were_kinds() -> None:
@@ -243,12 +275,13 @@ def test_another_way_goes_on_from_a_checkpoint(jobs: Jobs, size: int, name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["tp_fsdp", "zero1", "ddp"])
+@pytest.mark.parametrize("first", ["tp_fsdp", "pp_fsdp", "zero1", "ddp"])
 def test_one_process_goes_on_from_four(jobs: Jobs, first: str, tmp_path: Path) -> None:
     wanted = jobs.of(first)["validation_loss"]
     shutil.copytree(jobs.root / first, tmp_path / "run")
     run = run_of(jobs.text, first)
-    one = run.model_copy(update={"parallel": type(run.parallel)(), "batch_size": SEQUENCES})
+    batch = SEQUENCES // run.grad_accum
+    one = run.model_copy(update={"parallel": type(run.parallel)(), "batch_size": batch})
     found = train(one, dataset(one, jobs.root / "data"), tmp_path / "run")
     assert found.resumed_at == 18
     assert found.validation_loss == pytest.approx(wanted, rel=1e-5)

@@ -65,6 +65,15 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
             "grad_checkpoint": "full",
             **SAVE,
         },
+        "pp_fsdp": {"parallel": {"pp": 2, "fsdp": 2}, "grad_accum": 4, **SAVE},
+        "pp_fsdp_interleaved": {
+            "parallel": {"pp": 2, "fsdp": 2, "pp_schedule": "interleaved"},
+            "model": {**ODD["model"], "tie_embeddings": False, "n_layers": 5},
+            "seq_len": 35,
+            "grad_accum": 4,
+            "grad_checkpoint": "full",
+            **SAVE,
+        },
         "tp": {"parallel": {"tp": 4}, "model": {"n_kv_heads": 4}, **SAVE},
         "tp_plain": {
             "parallel": {"tp": 4},
@@ -74,6 +83,12 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
         },
         "tp_fsdp": {"parallel": {"fsdp": 2, "tp": 2}, **SAVE},
         "tp_fsdp_odd": {"parallel": {"fsdp": 2, "tp": 2}, "grad_accum": 2, **ODD},
+        "cp_tp": {"parallel": {"cp": 2, "tp": 2}, **SAVE},
+        "cp_tp_heads": {
+            "parallel": {"cp": 2, "tp": 2, "cp_method": "ulysses"},
+            "grad_accum": 2,
+            **ODD,
+        },
         "tp_zero2": {
             "parallel": {"kind": "zero2", "fsdp": 2, "tp": 2},
             "grad_checkpoint": "full",
@@ -83,6 +98,8 @@ RUNS: dict[int, dict[str, dict[str, Any]]] = {
 }
 RUNS[8] = {
     "tp_hsdp": {"parallel": {"fsdp": 2, "replicate": 2, "tp": 2}},
+    "cp_tp_fsdp": {"parallel": {"fsdp": 2, "cp": 2, "tp": 2}},
+    "pp_hsdp": {"parallel": {"fsdp": 2, "replicate": 2, "pp": 2}, "grad_accum": 2},
 }
 STEPS = 20
 # From the checkpoints after step 18 of these runs go on, as other ways and numbers of processes.
@@ -90,13 +107,17 @@ RESUMED: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
     2: {
         "fsdp2_of_ddp": ("ddp", {"fsdp": 2}),
         "tp2_of_fsdp": ("tp_fsdp", {"tp": 2}),
+        "fsdp2_of_pp": ("pp_fsdp", {"fsdp": 2}),
+        "cp2_of_cp_tp": ("cp_tp", {"cp": 2}),
         "zero1_of_tp": ("tp_fsdp", {"kind": "zero1", "replicate": 2}),
     },
     4: {
         "tp_of_ddp": ("ddp", {"fsdp": 2, "tp": 2}),
         "ddp_of_tp": ("tp_fsdp", {"kind": "ddp", "replicate": 4}),
         "fsdp_of_zero1": ("zero1", {"fsdp": 4}),
+        "cp_tp_of_pp": ("pp_fsdp", {"cp": 2, "tp": 2}),
         "tp_of_zero1": ("zero1", {"fsdp": 2, "tp": 2}),
+        "pp_of_zero2": ("zero2", {"fsdp": 2, "pp": 2}),
         "zero1_of_zero2": ("zero2_whole", {"kind": "zero1", "replicate": 4}),
     },
 }

@@ -63,6 +63,13 @@ WAYS: dict[int, dict[str, dict[str, Any]]] = {
         "tp_fsdp": {"parallel": {"fsdp": 2, "tp": 2}},
         "tp_zero2": {"parallel": {"kind": "zero2", "fsdp": 2, "tp": 2}, "grad_accum": 2},
         "pp_4": {"parallel": {"pp": 4}, "grad_accum": 8, "grad_checkpoint": "full"},
+        "pp_fsdp": {"parallel": {"pp": 2, "fsdp": 2}, "grad_accum": 4},
+        "pp_fsdp_interleaved": {
+            "parallel": {"pp": 2, "fsdp": 2, "pp_schedule": "interleaved"},
+            "grad_accum": 4,
+        },
+        "cp_tp": {"parallel": {"cp": 2, "tp": 2}},
+        "cp_tp_heads": {"parallel": {"cp": 2, "tp": 2, "cp_method": "ulysses"}, "grad_accum": 2},
         "cp_fsdp": {"parallel": {"fsdp": 2, "cp": 2}},
     },
 }

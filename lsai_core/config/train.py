@@ -190,12 +190,10 @@ class ParallelConfig(Strict):
     """Over how many processes (one per GPU, or CPU processes) the run is spread, and how they share
     the model. See `lsai_core.parallel`.
 
-    `fsdp * replicate * cp * tp * pp` processes: each group of `fsdp * cp` holds one copy of
-    weights, gradients and optimizer states, a shard each; the `replicate` groups average their
-    gradients (hybrid sharding, HSDP: one group per node). `cp` processes, neighbours in rank, see
-    the same sequences, a slice each (`lsai_core.context`); `tp` processes see them whole, and share
-    each matrix (`lsai_core.parallel.tensor`), `pp` processes the blocks
-    (`lsai_core.parallel.pipeline`).
+    `fsdp * replicate * cp * tp * pp` processes, of which `tp` share each matrix, `pp` the blocks
+    and `cp` each sequence, a slice each. Of what these leave to a process, `fsdp * cp` hold one
+    copy of weights, gradients and optimizer states, a shard each; the `replicate` groups average
+    their gradients (hybrid sharding, HSDP: one group per node).
     """
 
     kind: Annotated[ParallelKind, STEP, LATER] = Field(
@@ -221,6 +219,9 @@ class ParallelConfig(Strict):
         gt=0,
         le=MOST_PROCESSES,
         description="processes that share each matrix (tensor and sequence parallelism)",
+    )
+    async_tp: Annotated[bool, STEP, LATER] = Field(
+        False, description="tp, compiled: products in parts, beside their messages (unmeasured)"
     )
     pp: Annotated[int, LATER] = Field(
         1, gt=0, le=MOST_PROCESSES, description="processes that share the blocks (pipeline)"

@@ -43,6 +43,10 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
 
         model.share_sequence(join(config, device))
     connect(model, config, mesh)
+    if config.parallel.async_tp:
+        from lsai_core.parallel.async_tensor import hide_messages
+
+        hide_messages(mesh["tp"])
     return model
 
 
@@ -54,12 +58,12 @@ def share(model: Transformer, config: TrainConfig, device: torch.device) -> Devi
         from lsai_core.parallel import tensor
 
         tensor.share(model, mesh["tp"])
-    if config.parallel.sharded:
-        way_of(config.parallel).share(model, config, mesh)
     if config.parallel.pp > 1:
         from lsai_core.parallel import pipeline
 
         pipeline.keep_own(model, config, mesh["pp"])
+    if config.parallel.sharded:
+        way_of(config.parallel).share(model, config, mesh)
     return mesh
 
 
@@ -72,7 +76,7 @@ def connect(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
     if config.parallel.pp > 1:
         from lsai_core.parallel.pipeline import Pipeline
 
-        pipeline = Pipeline(model, config, mesh["pp"])
+        pipeline = Pipeline(model, config, mesh)
         model.pipeline, model.wrapper = pipeline.step, pipeline.evaluate
         model.pipeline_group = pipeline.group
     way_of(config.parallel).wrap(model, config)

@@ -11,6 +11,11 @@ half as long, and half of the waiting at both ends of a step (Narayanan et al. 2
 arXiv:2104.04473).
 
 Each process updates its own parameters; the gradients' norm is that of all.
+
+With `fsdp` > 1 there are several such pipelines, each with sequences of its own, and FSDP2 shards
+what a process of one has among its fellows in the others. The schedules do with sharded stages what
+they can: weights stay whole from a step's first forward pass to its last backward pass, gradients
+are whole until then, and are summed over the pipelines and cut into slices once a step.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from lsai_core.config.precision import weight_dtype
@@ -29,6 +35,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.model.loss import Reduction
 from lsai_core.model.rope import rope_tables
 from lsai_core.model.transformer import Transformer
+from lsai_core.parallel.mesh import data_mesh
 
 
 def stages_of(config: TrainConfig) -> list[range]:
@@ -78,8 +85,8 @@ class Pipeline:
 
     def __init__(self, model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
         stages, dtype = stages_of(config), weight_dtype(config.precision)
-        rank, self.processes, self.count = mesh.get_local_rank(), mesh.size(), len(stages)
-        self.model, self.group = model, mesh.get_group()
+        rank, self.processes = mesh.get_local_rank("pp"), config.parallel.pp
+        self.model, self.group, self.count = model, mesh.get_group("pp"), len(stages)
         self.device = next(model.parameters()).device
         shape = (config.batch_size, config.seq_len)
         tokens = torch.empty(shape, dtype=torch.int64, device="meta")
@@ -90,6 +97,9 @@ class Pipeline:
             index: _Stage(model, stages[index], index == 0, index == self.count - 1)
             for index in range(rank, self.count, self.processes)
         }
+        if config.parallel.sharded:  # by this the schedules know that their parameters are
+            for module in self.modules.values():
+                fully_shard(module, mesh=data_mesh(mesh), reshard_after_forward=False)
         self.last = self.count - 1 in self.modules
         made: list[Any] = [
             PipelineStage(

@@ -11,18 +11,17 @@ from lsai_core.config.train import TrainConfig
 
 def refusal_of_matrices(config: TrainConfig) -> str | None:
     """Why the processes cannot share each matrix in this run, or None."""
-    tp, model = config.parallel.tp, config.model
+    tp, cp, model = config.parallel.tp, config.parallel.cp, config.model
     sizes = {
         "model.n_heads": model.n_heads,
         "model.n_kv_heads": model.n_kv_heads,
         "model.d_ff": model.d_ff,
-        "seq_len": config.seq_len,
+        "seq_len" if cp == 1 else "seq_len / parallel.cp": config.seq_len // cp,
     }
     for name, size in sizes.items():
         if size % tp:
             return f"parallel.tp={tp} does not divide {name}={size}"
     needed = {
-        "parallel.cp": 1,
         "parallel.cpu_offload": False,
         "fp8.recipe": "none",
         "loss": "fused",
@@ -40,8 +39,7 @@ def refusal_of_stages(config: TrainConfig) -> str | None:
     parallel, stages = config.parallel, config.parallel.stages
     needed = {
         "parallel.kind": "fsdp",
-        "parallel.fsdp": 1,
-        "parallel.replicate": 1,
+        "parallel.reshard_after_forward": True,
         "parallel.cp": 1,
         "parallel.tp": 1,
         "parallel.cpu_offload": False,

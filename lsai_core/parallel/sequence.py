@@ -7,6 +7,9 @@ of its own; its members draw the same batch and keep a slice each. Weights are s
 processes of a copy, `fsdp` x `cp`, as torchtitan does it: slices are equally long, so the mean of
 the processes' gradients, which FSDP makes anyway, is the gradient of the mean loss over whole
 sequences.
+
+Where `parallel.tp` processes share each matrix as well, each place is such a group, with the heads
+dealt out among its processes: those that have the same heads of one sequence share its slices.
 """
 
 from __future__ import annotations
@@ -34,9 +37,17 @@ def setting(config: TrainConfig) -> ContextSetting:
     )
 
 
+def own_heads(config: TrainConfig) -> tuple[int, int]:
+    """The query heads and the key-value heads that a process computes."""
+    model, tp = config.model, config.parallel.tp
+    return model.n_heads // tp, model.n_kv_heads // tp
+
+
 def refusal(config: TrainConfig) -> str | None:
     """Why no machine could share this run's sequences as it asks, or None."""
-    method, model, ranks = get_method(config.parallel.cp_method), config.model, config.parallel.cp
+    method, ranks = get_method(config.parallel.cp_method), config.parallel.cp
+    if config.parallel.tp > 1 and method.peer:
+        return "parallel.cp_method torch, a peer to compare with, does not go with parallel.tp > 1"
     if config.precision in ("fp32", "tf32") and method.peer:
         return "parallel.cp_method torch needs 16-bit inputs; use precision bf16 or bf16_autocast"
     if config.attention.window is not None and method.peer:
@@ -52,7 +63,7 @@ def refusal(config: TrainConfig) -> str | None:
         )
     try:
         setting(config).layout(ranks)
-        key_heads(model.n_heads, model.n_kv_heads, setting(config).pieces(ranks))
+        key_heads(*own_heads(config), setting(config).pieces(ranks))
     except UserError as error:
         return f"parallel.cp={ranks}, cp_method {method.name}: {error}"
     return None
@@ -65,14 +76,14 @@ def kernel(config: TrainConfig, device: torch.device) -> str:
         return "sdpa_cudnn"
     model, ranks = config.model, config.parallel.cp
     pieces = setting(config).pieces(ranks)
-    heads = model.n_heads // pieces
+    heads, kv_heads = own_heads(config)
     return tile_backend(
         config.attention.backend,
         device,
         compute_dtype(config.precision),
         model.head_dim,
         window=config.attention.window,
-        grouped=heads != max(1, model.n_kv_heads // pieces),
+        grouped=heads // pieces != max(1, kv_heads // pieces),
         length=config.seq_len * pieces // ranks,
     ).name
 
@@ -81,7 +92,13 @@ def join(
     config: TrainConfig, device: torch.device, kind: type[ContextParallel] = ContextParallel
 ) -> ContextParallel:
     """Form the group that shares this process's sequences; all processes of the run must call."""
-    group, _ = dist.new_subgroups(config.parallel.cp, timeout=TIMEOUT)
+    parallel = config.parallel
+    groups = [
+        list(range(first, reader + parallel.members, parallel.tp))
+        for reader in range(0, parallel.world_size, parallel.members)
+        for first in range(reader, reader + parallel.tp)
+    ]
+    group, _ = dist.new_subgroups_by_enumeration(groups, timeout=TIMEOUT)
     if device.type == "cuda":
         # NCCL connects a group at its first collective, in which all must take part; in a ring's
         # first step not all may.

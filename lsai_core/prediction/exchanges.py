@@ -5,12 +5,14 @@ model (`lsai_core.parallel`): how many messages of which size, and whether compu
     fsdp, zero2             weights before their block, in both passes (zero2: once a step), and a
                             sum of the gradients in fp32; hidden. Copies of the model add theirs
     tensor parallelism      activations of every block, four times a pass, which nothing hides
-    pipelines               hidden states and their gradients between two stages, not hidden
+    pipelines               hidden states and their gradients between two stages, not hidden.
+                            Sharded ones gather weights once a step, and sum gradients once, at its
+                            end, where nothing hides it
     context parallelism     as fsdp; keys and values of each block are left out
 
 FSDP2's messages are those of its units, to the byte: each parameter is cut along its first
 dimension and padded to equal slices. Where tensor parallelism shares the matrices first, a process
-is counted an equal part of every unit.
+is counted an equal part of every unit, and where a pipeline shares the blocks, of their number.
 """
 
 from __future__ import annotations
@@ -80,11 +82,14 @@ def units(model: ModelConfig, shards: int, reshard_after_forward: bool = True) -
     return tuple(found)
 
 
-def _gathered(config: TrainConfig) -> Iterator[tuple[Unit, int]]:
-    """FSDP2's units, and how often each is gathered in a step."""
-    parallel = config.parallel
+def _gathered(config: TrainConfig) -> Iterator[tuple[Unit, int, int]]:
+    """FSDP2's units, how often each is gathered in a step, and how often its gradients are
+    summed."""
+    parallel, piped = config.parallel, config.parallel.pp > 1
     for unit in units(config.model, parallel.shards, parallel.reshard_after_forward):
-        yield unit, 1 if parallel.kind == "zero2" else unit.passes * config.grad_accum
+        once = parallel.kind == "zero2" or piped
+        gathered = 1 if once else unit.passes * config.grad_accum
+        yield unit, gathered, 1 if piped else config.grad_accum
 
 
 def copied_bytes(config: TrainConfig) -> float:
@@ -95,11 +100,12 @@ def copied_bytes(config: TrainConfig) -> float:
     if not config.parallel.sharded:
         return 0.0
     computed = compute_dtype(config.precision).itemsize
-    gradients = (computed + _SUMMED_BYTES) * config.grad_accum
-    return sum(
-        unit.elements * unit.count / config.parallel.tp * (2 * computed * times + gradients)
-        for unit, times in _gathered(config)
+    kept = computed if config.parallel.pp == 1 else _SUMMED_BYTES  # of a gradient until then
+    moved = sum(
+        unit.elements * unit.count * (2 * computed * times + (kept + _SUMMED_BYTES) * sums)
+        for unit, times, sums in _gathered(config)
     )
+    return moved / (config.parallel.tp * config.parallel.pp)
 
 
 def exchanges(config: TrainConfig) -> Iterator[Exchange]:
@@ -123,14 +129,15 @@ def exchanges(config: TrainConfig) -> Iterator[Exchange]:
 
 def _of_shards(config: TrainConfig) -> Iterator[Exchange]:
     parallel, computed = config.parallel, compute_dtype(config.precision).itemsize
-    for unit, times in _gathered(config):
-        elements, sums = unit.elements / parallel.tp, unit.count * config.grad_accum
+    for unit, times, sums in _gathered(config):
+        elements, count = unit.elements / parallel.tp, unit.count / parallel.pp
+        summed, hidden = _SUMMED_BYTES * elements, parallel.pp == 1
         if parallel.shards > 1:
-            yield Exchange("all_gather", parallel.shards, times * unit.count, computed * elements)
-            yield Exchange("reduce_scatter", parallel.shards, sums, _SUMMED_BYTES * elements)
+            yield Exchange("all_gather", parallel.shards, times * count, computed * elements)
+            yield Exchange("reduce_scatter", parallel.shards, sums * count, summed, hidden)
         if parallel.replicate > 1:
-            own = _SUMMED_BYTES * elements / parallel.shards
-            yield Exchange("all_reduce", parallel.replicate, sums, own)
+            own = summed / parallel.shards
+            yield Exchange("all_reduce", parallel.replicate, sums * count, own, hidden)
 
 
 def _of_matrices(config: TrainConfig) -> Iterator[Exchange]:

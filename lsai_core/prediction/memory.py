@@ -24,7 +24,7 @@ from lsai_core.prediction.allocator import WORKSPACE, Verdict
 from lsai_core.prediction.fake_kernels import FUSED, expected_kernel, is_usual, repeats
 from lsai_core.prediction.process import one_of
 from lsai_core.prediction.replay import Replayed, replay
-from lsai_core.prediction.simulate import Simulated, simulate
+from lsai_core.prediction.simulate import Simulated, held_back, simulate
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, usable_gib
 from lsai_core.training.combinations import require_possible
 from lsai_core.training.own_techniques import own_techniques
@@ -60,6 +60,7 @@ class Prediction:
     rank: int = 0  # of the process
     _step: Simulated | None = field(default=None, repr=False, compare=False)
     _drawn: Sequence[float] = field(default=(), repr=False, compare=False)
+    _unseen: float = field(default=0.0, repr=False, compare=False)  # messages that no tensor shows
 
     @property
     def timeline(self) -> dict[str, list[float]]:
@@ -77,7 +78,7 @@ class Prediction:
         is that one's, e.g. of a smaller batch. `settings` of the allocator: `expandable`
         (segments), `collect_above` (garbage_collection_threshold)."""
         assert self._step is not None, "predicted for a CPU"
-        limit = max(0, int((available_gib - self.parts["messages"]) * GIB))
+        limit = max(0, int((available_gib - self._unseen) * GIB))
         return replay(
             self._step, self._drawn, limit, first=after._step if after else None, **settings
         )
@@ -192,16 +193,18 @@ def prediction_of(
     share = 4 / weight_dtype(config.precision).itemsize
     slices = config.parallel.shards * config.parallel.tp
     drawn = [share * slices, share] if slices > 1 else [share]
+    unseen = min(held_back(config) / GIB, parts["messages"])
     return Prediction(
         peak=result.peak / GIB + libraries,
         phases={name: size / GIB + libraries for name, size in result.phases.items()},
         parts=parts,
         host=_host_gib(config),
         work=result.work,
-        reserved=replay(result, drawn).reserved / GIB + parts["messages"] if on == "gpu" else 0.0,
+        reserved=replay(result, drawn).reserved / GIB + unseen if on == "gpu" else 0.0,
         rank=rank,
         _step=result if on == "gpu" else None,
         _drawn=drawn,
+        _unseen=unseen,
     )
 
 

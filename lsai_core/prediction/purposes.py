@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lsai_core.prediction.tracker import PurposeTracker, _bytes
 
@@ -74,6 +74,8 @@ def _sharding_method(tracker: PurposeTracker, group: Any, name: str, cpu_offload
             result = method(*arguments, **options)
         if name == "post_backward":
             for parameter in group.fsdp_params:
+                for whole in _whole_gradients(parameter):
+                    tracker.mark(whole, "gradients")
                 gradient = parameter.sharded_param.grad
                 if gradient is not None and parameter.offload_to_cpu:
                     tracker.move_to_host(gradient)
@@ -82,3 +84,9 @@ def _sharding_method(tracker: PurposeTracker, group: Any, name: str, cpu_offload
         return result
 
     return call
+
+
+def _whole_gradients(parameter: Any) -> list[Tensor]:
+    """Those of FSDP2's `parameter` that a pipeline gathers until its last backward pass."""
+    plain = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+    return [grad for grad in (plain, parameter.unsharded_accumulated_grad) if grad is not None]

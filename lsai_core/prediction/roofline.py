@@ -12,8 +12,8 @@
     host            operators that it calls, kernels of compiled blocks, groups of FSDP2, on one
                     host: others differ
     waiting         of the slowest stage of a pipeline, for the first micro-batch to come and the
-                    last one to return: a micro-batch's time in every other stage, divided by the
-                    stages of a process (Narayanan et al. 2021, arXiv:2104.04473, 2.2)
+                    last one to return: a micro-batch's time in every other stage (Narayanan et al.
+                    2021, arXiv:2104.04473, 2.2); with two stages a process `interleaved.py`
 
 `python tests/measured_speeds.py` writes `measured.json` from committed records: rates of calls
 timed alone, costs (a copied byte is 1, others are seconds) of the training runs that it names.
@@ -48,6 +48,7 @@ from lsai_core.optimizers.build import state_bytes
 from lsai_core.parallel.pipeline import stages_of
 from lsai_core.prediction.exchanges import copied_bytes, exchanges
 from lsai_core.prediction.fake_kernels import FUSED
+from lsai_core.prediction.interleaved import step_s
 from lsai_core.prediction.memory import predict
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
 from lsai_core.profiling.gpus import Gpu, find_gpu
@@ -106,9 +107,10 @@ def estimate(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> Estima
     except LookupError:
         return None
     slowest = max(found, key=lambda one: one.busy_s)
-    others_s = sum(one.busy_s for one in found) - slowest.busy_s
-    rounds = config.grad_accum * config.parallel.stages // config.parallel.pp
-    return replace(slowest, waiting_s=others_s / rounds)
+    busy_s = [one.busy_s for one in found]
+    if config.parallel.stages > config.parallel.pp:
+        return replace(slowest, waiting_s=max(0.0, step_s(config, busy_s) - slowest.busy_s))
+    return replace(slowest, waiting_s=(sum(busy_s) - slowest.busy_s) / config.grad_accum)
 
 
 def _of_rank(config: TrainConfig, gpu: Gpu, kernel: str | None, rank: int | None) -> Estimate:
@@ -181,8 +183,11 @@ def untimed(config: TrainConfig, gpu: Gpu) -> str | None:
     FSDP gathers weights behind products, so that the data sheet's rate is near enough. What other
     ways exchange must have been measured among GPUs of that kind.
     """
+    parallel = config.parallel
+    if parallel.async_tp:
+        return "not predicted: what parallel.async_tp hides is not measured"
     asked = {sent.operation for sent in exchanges(config)}
-    plain = config.parallel.sharded and config.parallel.tp * config.parallel.replicate == 1
+    plain = parallel.sharded and parallel.tp * parallel.pp * parallel.replicate == 1
     known = {message.operation for message in _messages_among(gpu)}
     if asked and not plain and not asked <= known:
         return f"not predicted: messages among GPUs like {gpu.name} are not measured"
@@ -198,7 +203,8 @@ def counted(
     """One step's products as `work.py` names them, and what else of it costs time, by the table's
     names; of process `rank`, by default the one that needs the most memory."""
     # Only a pipeline is simulated with all of its micro-batches.
-    again = 1 if config.parallel.pp > 1 else config.grad_accum / min(2, config.grad_accum)
+    parallel = config.parallel
+    again = 1 if parallel.pp > 1 else config.grad_accum / min(2, config.grad_accum)
     work = defaultdict[str, float](float)
     for name, times in predict(config, kernel, on=on, rank=rank).work.items():
         work[name] = times * again
@@ -207,11 +213,11 @@ def counted(
     # The gradient is read twice, weight and states both ways; torch's kernels scale the gradient
     # apart.
     updated = 0.0
-    if not config.parallel.cpu_offload:
+    if not parallel.cpu_offload:
         weights = (6 if foreign else 4) * stored.itemsize * count_parameters(config.model).total
         states = 2 * state_bytes(config.model, config.optim, stored)
-        updated = (weights + states) / config.parallel.state_parts
-    compiled = work["compiled kernels"]
+        updated = (weights + states) / parallel.state_parts
+    compiled, groups = work["compiled kernels"], config.model.n_layers + 1
     return products, {
         "compiled": work["compiled bytes"] + updated * (not foreign),
         "eager": work["bytes"] + copied_bytes(config),
@@ -219,7 +225,7 @@ def counted(
         "start": work["kernels"] + (compiled or sum(products.values())),
         "call": work["calls"] * (not compiled),
         "kernel": compiled,
-        "group": (config.model.n_layers + 1) * config.grad_accum * config.parallel.sharded,
+        "group": groups / parallel.pp * config.grad_accum * parallel.sharded,
     }
 
 

@@ -34,7 +34,7 @@ from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.build import connect, share
-from lsai_core.parallel.sequence import join, setting
+from lsai_core.parallel.sequence import join, own_heads, setting
 from lsai_core.parallel.tensor import share as share_matrices
 from lsai_core.prediction.compiled import POLICIES, Policy, compiled
 from lsai_core.prediction.fake_kernels import (
@@ -357,7 +357,7 @@ def held_back(config: TrainConfig) -> int:
     """Bytes of messages of one process that the allocator counts as active, for the host runs
     ahead: at most the limit and a round (`lsai_core.context.exchange`), or what a whole step sends
     and receives if that is less. No tensor shows them."""
-    parallel, model = config.parallel, config.model
+    parallel, model, (heads, kv_heads) = config.parallel, config.model, own_heads(config)
     if parallel.cp == 1 or get_method(parallel.cp_method).peer:
         return 0
     pieces = setting(config).pieces(parallel.cp)
@@ -365,11 +365,11 @@ def held_back(config: TrainConfig) -> int:
     tokens = config.batch_size * config.seq_len // parallel.cp
     # of one head, sent and received
     head = 2 * tokens * model.head_dim * compute_dtype(config.precision).itemsize
-    first, last = key_heads(model.n_heads, model.n_kv_heads, pieces)[0]
+    first, last = key_heads(heads, kv_heads, pieces)[0]
     # keys and values of the neighbours in the ring
     around = 2 * (last - first) * pieces * head if ring > 1 else 0
     # and as much of the output, on the way back
-    queries = model.n_heads * head * (pieces - 1) // pieces
+    queries = heads * head * (pieces - 1) // pieces
     keys = (last - first) * head * (pieces - 1)
     a_forward_pass = model.n_layers * (2 * queries + 2 * keys + (ring - 1) * around)
     # The backward pass sends the same and its gradients.

@@ -118,6 +118,8 @@ def _refusal_of_sharing(config: TrainConfig) -> str | None:
 
         if (reason := refusal_of_matrices(config)) is not None:
             return reason
+    if config.parallel.async_tp and not (config.parallel.tp > 1 and config.compile):
+        return "parallel.async_tp needs parallel.tp > 1 and compile true"
     if config.parallel.cp > 1:
         from lsai_core.parallel.sequence import refusal as refusal_of_slices
 

@@ -180,11 +180,12 @@ class ShardedCheckpoints:
 
     def _kept(self, optimizer: Optimizer) -> dict[str, int]:
         """What the optimizer of all processes holds on to."""
-        own = kept(held_here(optimizer))
-        piped = getattr(optimizer, "pipeline_group", None) is not None
-        if held_here(optimizer) is optimizer and not piped:  # each process counts whole tensors
-            return own
+        own, pipeline = kept(held_here(optimizer)), getattr(optimizer, "pipeline_group", None)
+        if held_here(optimizer) is optimizer and pipeline is None:
+            return own  # each process counts whole tensors, of all
         everyone = self.world.gather(own)
+        if pipeline is not None:  # whole tensors again, of its stages
+            everyone = [everyone[rank] for rank in dist.get_process_group_ranks(pipeline)]
         return {name: sum(each[name] for each in everyone) for name in own}
 
     def check(self) -> None:
@@ -285,10 +286,10 @@ def _reason(error: BaseException) -> str:
 def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: int = 2048) -> None:
     """Write `model`, sharded or not, to `folder` (see `save_hf`), gathered tensor by tensor into
     rank 0's host memory; every process must call."""
-    options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = dicts.StateDictOptions(full_state_dict=True, cpu_offload=model.pipeline is None)
     whole: dict[str, Any] = dicts.get_model_state_dict(model, options=options)
     if model.pipeline is not None:  # each process has other parameters
-        own = {name: value.cpu() for name, value in model.state_dict().items()}
+        own = {name: value.cpu() for name, value in whole.items()}
         whole = {name: value for part in world.gather(own) for name, value in part.items()}
     if world.is_main:
         with torch.device("meta"):

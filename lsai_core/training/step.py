@@ -62,9 +62,14 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 def require(config: TrainConfig, device: torch.device) -> str:
     """The attention kernel of a run, once all that it needs of this machine is found: kernel, fp8
-    recipe, compiler. Raises Unavailable for what is missing; asked before anything is built."""
+    recipe, compiler, symmetric memory. Raises Unavailable for what is missing; asked before
+    anything is built."""
     recipes.require(config.fp8.recipe, device)
     compiler.require(config.compile, device)
+    if config.parallel.async_tp:
+        from lsai_core.parallel.async_tensor import require_symmetric_memory
+
+        require_symmetric_memory(config, device)
     return attention_kernel(config, device)
 
 

@@ -22,8 +22,10 @@ NAMES = {
     "tpfsdp": "TP and FSDP",
     "cp": "CP",
     "cpfsdp": "CP and FSDP",
+    "cptp": "CP and TP",
     "pp": "pipeline",
     "ppi": "pipeline, interleaved",
+    "ppfsdp": "pipeline and FSDP",
 }
 MEASURED = ["tokens_per_s", "exposed_communication_ms", "gpu_clock_mhz", "mem_peak_active_gib"]
 

@@ -76,13 +76,16 @@ def share(model: Transformer, config: TrainConfig, mesh: DeviceMesh) -> None:
             reshard_after_forward=reshard,
         )  # type: ignore[call-overload]
 
+    # The schedules of pipelines keep weights whole after the first backward pass (`pipeline.py`).
+    free = parallel.reshard_after_forward and parallel.pp == 1
     for index, block in enumerate(model.blocks, 1):
-        unit(block, parallel.reshard_after_forward and index < len(model.blocks))
+        unit(block, free and index < len(model.blocks))
     if model.output is not None:
-        unit(model.embedding, parallel.reshard_after_forward)
+        unit(model.embedding, free)
         model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs no table
         unit([model.norm, model.output], False)
-    unit(model, False)
+    if parallel.pp == 1:  # a pipeline's stages are called instead of the model
+        unit(model, False)
     if mesh.device_type == "cpu":  # gloo sums, but cannot average while it sums
         for module in model.modules():
             if isinstance(module, FSDPModule):
