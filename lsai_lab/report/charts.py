@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.style import series_style
 
-
 WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
 
 
