@@ -46,7 +46,7 @@ def bars(
     format of the scaled value, where `{ratio}` is the value over that of the first row. `low`,
     `high`: columns of the ends of a range. `color`: one, or one a row.
     """
-    axes = _axes(ax, height=0.6 + 0.26 * len(frame))
+    axes = _axes(ax, height=0.6 + 0.23 * len(frame))
     values = frame[value].astype(float) * scale
     places = np.arange(len(frame))
     drawn = axes.barh(places, values, color=color)
