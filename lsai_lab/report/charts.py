@@ -115,7 +115,7 @@ def lines(
     else:
         axes.set_ylim(bottom=min(0, frame[y].min()))
     if legend:
-        most = 4 if axes.figure.get_figwidth() > ALONE else 2
+        most = 4 if _figure(axes).get_figwidth() > ALONE else 2
         axes.figure.legend(loc="outside lower center", ncols=min(most, len(ends)))
     else:
         name_ends(axes, ends)
