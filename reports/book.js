@@ -53,6 +53,8 @@ for (const table of all("main table:has(thead)")) {
     head.append(make("button", facts, ...words));
   }
 }
+for (const cell of all("main th, main td[style*=left]:not(:has(input))"))  // how wide its words are in one line, for a phone
+  cell.style.setProperty("--letters", cell.textContent.trim().length);
 addEventListener("load", () => {  // what scrolls can be reached by keys
   for (const part of all("main pre, main p:has(> math), main figure > *"))
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;

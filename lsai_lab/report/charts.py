@@ -14,12 +14,16 @@ from matplotlib.figure import Figure
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.style import series_style
 
+WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
+
 
 def panels(
-    columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 6.3, **options: Any
+    columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 0.0, **options: Any
 ) -> Any:
-    """A figure with `columns` x `rows` axes, of the text's width if none is given; below 5 inches
-    a phone shows it whole. `height`: of a row; `options` of `plt.subplots`."""
+    """A figure with `columns` x `rows` axes. `height`: of a row; `width`: in inches, by default
+    that of the text for several columns, else what a phone shows whole; `options` of
+    `plt.subplots`."""
+    width = width or (WIDE if columns > 1 else ALONE)
     return plt.subplots(rows, columns, figsize=(width, height * rows), **options)
 
 
@@ -42,7 +46,7 @@ def bars(
     format of the scaled value, where `{ratio}` is the value over that of the first row. `low`,
     `high`: columns of the ends of a range. `color`: one, or one a row.
     """
-    axes = _axes(ax, height=0.6 + 0.26 * len(frame))
+    axes = _axes(ax, height=0.6 + 0.23 * len(frame))
     values = frame[value].astype(float) * scale
     places = np.arange(len(frame))
     drawn = axes.barh(places, values, color=color)
@@ -111,7 +115,8 @@ def lines(
     else:
         axes.set_ylim(bottom=min(0, frame[y].min()))
     if legend:
-        axes.figure.legend(loc="outside lower center", ncols=min(4, len(ends)))
+        most = 4 if _figure(axes).get_figwidth() > ALONE else 2
+        axes.figure.legend(loc="outside lower center", ncols=min(most, len(ends)))
     else:
         name_ends(axes, ends)
     return _figure(axes)
@@ -146,7 +151,7 @@ def thousands(value: float) -> str:
 
 
 def _axes(ax: Axes | None, height: float) -> Axes:
-    return ax if ax is not None else plt.subplots(figsize=(6.3, height))[1]
+    return ax if ax is not None else plt.subplots(figsize=(ALONE, height))[1]
 
 
 def _figure(axes: Axes) -> Figure:

@@ -32,3 +32,4 @@ def loss_chart(changes: pd.DataFrame, names: Mapping[str, str], axes: Axes) -> N
     axes.set_yticks(places, [names[variant] for variant in changes.index])
     axes.set(ylim=(len(changes) - 0.5, -0.5))
     axes.grid(axis="y", visible=False)
+    axes.locator_params(axis="x", nbins=6)  # more would touch each other
