@@ -1,5 +1,5 @@
 """What a person sees and types in a notebook beside the runs themselves: tables instead of dumps,
-names that complete, one line for a name that is nearly right."""
+one line for a name that is nearly right."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jedi
 import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT, write_run
-from IPython.core.completer import provisionalcompleter
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.lib.pretty import pretty
 
 import lsai_core
@@ -135,60 +132,6 @@ def test_a_misspelt_column_or_variant_is_no_missing_value(empty: Path) -> None:
         lab.pareto(rows, "memory_peak", "tokens_per_s")
     assert lab.relative(rows, "tokens_per_s", "no_such").isna().all(), "one that was not run"
     assert list(lab.kernels(runs.iloc[0].to_dict())) == ["name", "class", "ms", "calls"]
-
-
-@pytest.mark.parametrize(
-    "text, wanted",
-    [
-        ('lab.load("mem', "memory"),
-        ('lab.study("spe', "speed"),
-        ('lab.open_run(study="memory", variant="flash_g', "flash_gradcp"),
-        ('lab.open_run(study="memory", variant="bf16", profile="qu', "quick"),
-        ('lab.sweep("memory", ["bf16", "window_2', "window_256"),
-        ("lab.compare('memory.x', 'h100/memory.bf16_g", "h100/memory.bf16_gradcp"),
-        ('lab.predict("llama3.2', "llama3.2-1b"),
-        ('lab.predict("llama3-8b", gpu="h20', "H200"),
-        ('lab.predict("llama3-8b", "h20', "H200"),
-        ('lab.open_run("memory", "flash_g', "flash_gradcp"),
-        ('lab.open_run("memory", "bf16", overrides={"opt', "optim.lr"),
-        ('lab.sweep("memory", "bf16", {"seq_len": [1], "optim.l', "optim.lr"),
-        ('run.results["tokens_per_s_per', "tokens_per_s_per_gpu"),
-    ],
-)
-def test_names_complete(empty: Path, text: str, wanted: str) -> None:
-    shell = InteractiveShell.instance()
-    shell.user_ns["run"] = lab.find_run(RECORDED)
-    shell.Completer.custom_matchers.append(lab._complete)
-    lab._complete.matcher_api_version = 2
-    lab._complete.matcher_identifier = "lsai_lab"
-    with provisionalcompleter():
-        found = {completion.text for completion in shell.Completer.completions(text, len(text))}
-    assert any(wanted == name.strip("'\"]") for name in found), found
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: lab.find_run(RECORDED),
-        lambda: lab.find_run(RECORDED).results,
-        lambda: lab.compare(RECORDED, "h200/memory.bf16"),
-        lambda: lab.predict("lab-tiny", "24GiB"),
-        lambda: lab.study("memory"),
-        lambda: lab.config(RECORDED),
-        lambda: lab,
-    ],
-)
-def test_what_follows_the_dot_completes(empty: Path, made: Any) -> None:
-    """By jedi, which reads the annotations, as JupyterLab's Tab key does."""
-    thing = made()
-    shell = InteractiveShell.instance()
-    shell.user_ns["thing"] = thing
-    public = [name for name in dir(thing) if not name.startswith("_")][:1]
-    for text in ("thing.", *(f"thing.{name}." for name in ("outcome", "state", "id", "folder"))):
-        for one in jedi.Interpreter(text, [shell.user_ns]).complete():
-            assert one.name and one.type is not None
-    names = {one.name for one in jedi.Interpreter("thing.", [shell.user_ns]).complete()}
-    assert {*public} <= names
 
 
 def test_the_laboratory_under_its_own_name() -> None:

@@ -34,7 +34,7 @@ _WORDS = {
     "mfu": "MFU",
 }
 # Columns that steps can have: a run that lacks one of them has no line there.
-_COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
+COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MARKED = 40  # points: with fewer, each has a marker
 
@@ -79,8 +79,8 @@ def _place(record: Run) -> str:
 def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: int) -> Figure:
     there = {name for frame in frames.values() for name in frame}
     for name in (x, *columns):
-        if name not in (*_COLUMNS, *there):
-            known = dict.fromkeys((*_COLUMNS, *there))
+        if name not in (*COLUMNS, *there):
+            known = dict.fromkeys((*COLUMNS, *there))
             raise UserError(f"steps have no column {name!r}{hint(name, known)}")
     columns = [name for name in columns if name in there]
     if not columns or x not in there:

@@ -165,7 +165,17 @@ def studies() -> list[str]:
 
 def parameters(name: str) -> dict[str, Any]:
     """The file `params/<name>.yaml`. UserError if there is none, or it cannot be read."""
-    return load_yaml(session().root / "params" / f"{name}.yaml")
+    path = session().root / "params" / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"there is no file params/{name}.yaml{hint(name, parameter_files())}")
+    return load_yaml(path)
+
+
+def parameter_files() -> list[str]:
+    """What `parameters` can read, by name: `scale`, `profiles/quick`."""
+    folder = session().root / "params"
+    found = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
+    return sorted(path.as_posix() for path in found)
 
 
 def study(name: str) -> Study:
