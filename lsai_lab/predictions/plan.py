@@ -243,7 +243,7 @@ def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
     """The fastest kinds that fit, each in its best micro-batch, the fastest first: `KNOWN` of them
     (or all there are), and those that are as fast as the first and nearer to fp32."""
     numbers = itertools.count()
-    search.left = sum(len(chain.kinds) for chain in of)
+    search.left = sum(len(chain.kinds) for chain in of if chain.loss == of[0].loss)
     # Small states first: they say something of larger ones (`surely_beyond`).
     small_first = sorted(of, key=lambda chain: -chain.rank)
     fast = _with_fast_losses(search, small_first)
