@@ -23,6 +23,7 @@ from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
 GEMM = "h100/gemm.machine.products"
+FRAME = pd.DataFrame({"variant": ["bf16"], "tokens_per_s": [1.0]})
 MODEL = torch.nn.Linear(2, 2)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters())
 
@@ -89,7 +90,31 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.predict(GEMM), "is of kind gemm: it trained nothing"),
         (lambda: lab.config(GEMM), "is of kind gemm: it trained nothing"),
         (lambda: lab.generate(GEMM, "x"), "is of kind gemm: it trained no model"),
-        (lambda: lab.curves(GEMM), "or is no training run"),
+        (lambda: lab.curves(GEMM), "is of kind gemm, no training; lab.points(run) has what it"),
+        (lambda: lab.steps(GEMM), "gemm.machine.products is of kind gemm, no training"),
+        (lambda: lab.load(3), "a name, or a list of names, is wanted here, not 3"),
+        (lambda: lab.load([3]), "there is no study 3"),
+        (lambda: lab.summarize("memory", "tokens_per_s"), "a frame is wanted here, such as lab."),
+        (lambda: lab.relative({}, "tokens_per_s", "x"), "a frame is wanted here, such as lab."),
+        (lambda: lab.table("rows"), "a frame is wanted here, such as lab.load(...) gives, not 'ro"),
+        (lambda: lab.table(pd.Series([1])), "a frame is wanted here"),
+        (lambda: lab.bars(FRAME, "variant", "tokens", axis="x"), "no column 'tokens'; did you"),
+        (lambda: lab.lines(FRAME, "x", "tokens_per_s", "variant", axis=("", "")), "no column 'x'"),
+        (lambda: lab.points("gemm"), "'gemm' is a study, and a run is wanted: a row of lab.load('"),
+        (lambda: lab.parameters("scal"), "no file params/scal.yaml; did you mean scale?"),
+        (lambda: lab.find_run(RECORDED).step, "Run has no attribute 'step'; did you mean steps"),
+        (lambda: lab.find_run(RECORDED).outcome.x, "'str' object has no attribute 'x'"),
+        (lambda: lab.study("memory").variants["bf16"].x, "no attribute 'x'"),
+        (
+            lambda: lab.plan("lab", "h100", tokens="many"),
+            "tokens is a whole number of at least 1, n",
+        ),
+        (
+            lambda: lab.plan("lab", "h100", tokens=-3),
+            "tokens is a whole number of at least 1, not -",
+        ),
+        (lambda: lab.plan("lab", "h100", tokens=64, budget="x"), "budget is a number above 0, not"),
+        (lambda: lab.open_run("memory", "bf16", overrides={"optim.l": 1}), "mean 'optim.lr'?"),
         (lambda: lab.run, "no attribute 'run'; lab.open_run opens a run"),
         (lambda: lab.sweep("memory", "bf16", ["seq_len"]), "a sweep is over settings with values"),
         (lambda: lab.watch(OPTIMIZER, MODEL), "a SGD is no model"),
@@ -258,3 +283,46 @@ def test_one_of_a_kind_is_singular(empty: Path) -> None:
         for name, size in (("bf16", 1), ("baseline", 2))
     )
     assert "1 setting differs" in repr(lab.compare(one, other))
+
+
+def test_a_summary_of_nothing_has_its_columns(empty: Path) -> None:
+    rows = lab.summarize(lab.recorded("memory").query("part == 'no such'"), ["tokens_per_s"])
+    some = lab.summarize(lab.recorded("memory"), ["tokens_per_s"])
+    assert rows.empty and [*rows] == [*some]
+    assert lab.relative(rows, "tokens_per_s", "baseline").empty
+    assert lab.pareto(rows, "tokens_per_s_low", "tokens_per_s").empty
+
+
+def test_runs_that_share_a_word_are_told_apart(empty: Path) -> None:
+    folders = [
+        write_run(empty, "memory", "bf16", repeat=n, config={"optim": {"lr": lr}, "seed": n})
+        for n, lr in enumerate((0.1, 0.2))
+    ]
+    for n, folder in enumerate(folders):  # as two runs of one name, by their keys alone
+        folder.rename(folder.with_name(f"bf16-{folder.name.rpartition('-')[2]}"))
+        folders[n] = folder.with_name(f"bf16-{folder.name.rpartition('-')[2]}")
+    (folders[0] / "run.json").write_text('{"name": "first"}')
+    with pytest.raises(UserError) as error:
+        lab.find_run("memory.bf16")
+    keys = [folder.name.rpartition("-")[2] for folder in folders]
+    for told in (f"{keys[0]} (first, optim.lr=0.1)", f"{keys[1]} (optim.lr=0.2)"):
+        assert told in str(error.value)
+
+
+def test_losses_of_two_texts_are_drawn_with_a_word(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def own(variant: str, text: str) -> Path:
+        steps = [
+            {"step": n, "loss": 1.0, "step_ms": 1.0, "tokens_in_step": 2, "tokens_per_s": 2.0}
+            for n in range(3)
+        ]
+        return write_run(empty, "memory", variant, results={"dataset": text}, metrics=steps)
+
+    one, same, other = own("bf16", "mine-1"), own("baseline", "mine-1"), own("flash_attn", "two-2")
+    lab.curves(one, same)
+    lab.compare(one, other).plot("tokens_per_s")
+    assert "do not compare" not in capsys.readouterr().out
+    lab.compare(one, other).plot()
+    said = "losses of several texts do not compare, for each is per token of its own: "
+    assert f"{said}bf16 autocast of mine-1, flash attention of two-2" in capsys.readouterr().out

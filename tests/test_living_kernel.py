@@ -265,7 +265,8 @@ def test_the_stop_button_leaves_a_checkpoint_and_what_was_done(kernel: Kernel) -
     assert f"({done}, {done})" in kernel.run("len(run.steps), len(lab.steps(run.folder))")
     assert "preempted" in kernel.run("run.results['outcome']")
     stopped = kernel.begin(
-        "lab.sweep('memory', 'baseline', {'seed': [8, 9]}, overrides={'steps': 1500}, profile='cpu')"
+        "lab.sweep('memory', 'baseline', {'seed': [8, 9]}, overrides={'steps': 1500}, "
+        "profile='cpu')"
     )
     steps_of_a_run_that_goes_on(kernel.project)
     kernel.manager.interrupt_kernel()

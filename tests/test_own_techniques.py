@@ -102,6 +102,18 @@ def test_all_three_train_and_are_predicted_and_stand_in_the_record(project: Proj
     assert json.loads(out)["parts_gib"]["optimizer"] == 0  # it keeps nothing
 
 
+def test_what_a_technique_raises_is_one_line_that_says_where(project: Project) -> None:
+    write(project, "losses/wrong", "def LOSS(logits_NV, targets_N):\n    return nothing\n")
+    where = "techniques/losses/wrong.py, line 2: NameError: name 'nothing' is not defined"
+    code, out, err = project.lsai("train", "--set", "loss=wrong")
+    assert code != 0 and where in out + err and "Traceback" not in out + err
+    write(project, "optimizers/wrong", SIGN.replace("decayed(parameters, optim)", "parameters"))
+    where = "techniques/optimizers/wrong.py, line 10: TypeError: optimizer can only optimize"
+    asked = ("--study", "memory", "--set", "optim.name=wrong", "--gpu", "24GiB")
+    code, out, err = project.lsai("predict", *asked)
+    assert code == 2 and err.startswith(f"error: {where}") and err.count("\n") == 1
+
+
 def test_the_content_is_in_the_key_and_a_comment_is_not(project: Project) -> None:
     first, without = folders(project, "loss=smooth"), folders(project)
     write(project, "losses/smooth", "# softer\n" + SMOOTH)

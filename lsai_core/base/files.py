@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lsai_core.base.errors import UserError
+
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
@@ -67,7 +69,10 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def listed(given: str | Iterable[str]) -> list[str]:
-    """Several names as a list; a single one is a list of one, not of its letters."""
+    """Several names as a list; a single one is a list of one, not of its letters. UserError for
+    what is neither."""
+    if not isinstance(given, Iterable):
+        raise UserError(f"a name, or a list of names, is wanted here, not {given!r}")
     return [given] if isinstance(given, str) else list(given)
 
 

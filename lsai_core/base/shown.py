@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lsai_core.base.errors import hint
+
 LONGEST = 200  # characters of a value
 Row = Sequence[Any]
 
@@ -32,6 +34,12 @@ class Shown:
     def shown(self) -> Iterable[Part]:
         """The tables, from top to bottom."""
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there, with the nearest names. Of what is there, its own error is told."""
+        public = [known for known in dir(type(self)) if known[0] != "_"]
+        near = "" if name[0] == "_" or name in public else hint(name, [*public, *vars(self)])
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
 
     def _repr_html_(self) -> str:
         return as_html(self.shown())

@@ -3,7 +3,7 @@ notebook draws while a training goes on."""
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -53,9 +53,23 @@ def curves(
     frames = {_label(run, runs): steps(run) for run in runs}
     columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)
+    if any(name.endswith("loss") for name in columns):
+        _say_whose_text(runs, frames)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
     figure(drawn, data=pd.concat(data)[shown] if data and len(data) * len(data[0]) < 2000 else None)
+
+
+def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
+    """Print that losses do not compare, where the runs read several texts."""
+    records = [opened(folder_of(run)) for run in runs]
+    texts = [
+        run.summary.results.get("dataset") or (run.config.get("data") or {}).get("source")
+        for run in records
+    ]
+    if len({text for text in texts if text}) > 1:
+        whose = ", ".join(f"{label} of {text}" for label, text in zip(labels, texts, strict=False))
+        print(f"losses of several texts do not compare, for each is per token of its own: {whose}")
 
 
 def _label(run: AnyRun, among: Sequence[AnyRun]) -> str:

@@ -141,13 +141,13 @@ class Run(Shown):
 
     @property
     def _has_steps(self) -> bool:
-        return self.kind in ("train", "peer")
+        return self.kind in load.TRAININGS
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row for each step, as `lab.steps` gives it, or for each point of a measurement, that
         is done; while the run goes on, too."""
-        frame = load.steps(self)
+        frame = load.steps(self) if self._has_steps else pd.DataFrame()
         return frame if len(frame) else records.read_metrics(self.folder)
 
     @property

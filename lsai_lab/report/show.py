@@ -20,6 +20,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from lsai_core.base.errors import UserError, hint
+from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.values import Format, cell, digits, shown
@@ -51,6 +52,7 @@ def table(
     Markdown, those of records are not; missing values show as an en dash. Raises UserError for
     an unknown column.
     """
+    require_columns((), frame)
     formats = dict(formats or {})
     whole = frame
     names = [name for name in frame.columns if name != "run"]

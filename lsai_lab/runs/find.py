@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import one_line
 from lsai_lab.runs import schema
+from lsai_lab.runs.difference import differing_settings
 from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
 from lsai_lab.runs.schema import read_as
 from lsai_lab.runs.writer import holder_of
@@ -158,6 +158,18 @@ def _recorded(reports: Path) -> Iterator[Found]:
         yield Found(folder, (f"{machine}/{study}.{name}", f"{study}.{name}", folder.name), key)
 
 
+def _told_apart(runs: list[Found]) -> list[str]:
+    """The keys of own runs, each with what a person called the run and the settings in which it
+    differs from the others."""
+    records = [opened(run.folder) for run in runs]
+    differ = differing_settings(records)
+    told = []
+    for run, record in zip(runs, records, strict=True):
+        about = ", ".join([*sorted(run.given), differ[record.folder]]).strip(", ")
+        told.append(f"{run.key} ({about})" if about else run.key)
+    return told
+
+
 def _only(text: str, runs: list[Found]) -> Path | None:
     """The run that `text` names, else the one whose key begins so; UserError if several do."""
     here = Path(text).absolute()
@@ -167,9 +179,8 @@ def _only(text: str, runs: list[Found]) -> Path | None:
     if len(found) > 1:  # what was only planned stands behind what was executed
         found = [run for run in found if has_begun(run.folder)] or found
     if len(found) > 1:
-        others: dict[str, Any] = dict.fromkeys(
-            run.names[0] if "/" in run.names[0] else run.key for run in found
-        )
-        by = "its machine" if any("/" in name for name in others) else "its key"
+        recorded = any("/" in run.names[0] for run in found)
+        others = [run.names[0] for run in found] if recorded else _told_apart(found)
+        by = "its machine" if recorded else "its key"
         raise UserError(f"{text!r} means several runs; choose one by {by}: {', '.join(others)}")
     return found[0].folder if found else None
