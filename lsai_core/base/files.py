@@ -11,11 +11,9 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-
-from lsai_core.base.errors import UserError
 
 
 @contextlib.contextmanager
@@ -66,14 +64,6 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     """`value` at a path with dots: `("optim.lr", 1)` is `{"optim": {"lr": 1}}`."""
     first, _, rest = path.partition(".")
     return {first: nested(rest, value) if rest else value}
-
-
-def listed(given: str | Iterable[str]) -> list[str]:
-    """Several names as a list; a single one is a list of one, not of its letters. UserError for
-    what is neither."""
-    if not isinstance(given, Iterable):
-        raise UserError(f"a name, or a list of names, is wanted here, not {given!r}")
-    return [given] if isinstance(given, str) else list(given)
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

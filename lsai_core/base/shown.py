@@ -5,12 +5,11 @@ Nothing in them is markup, whatever a value holds, and a value takes one line.
 
 from __future__ import annotations
 
+import difflib
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from lsai_core.base.errors import hint
 
 LONGEST = 200  # characters of a value
 Row = Sequence[Any]
@@ -37,8 +36,9 @@ class Shown:
 
     def __getattr__(self, name: str) -> Any:
         """What is not there, with the nearest names. Of what is there, its own error is told."""
-        public = [known for known in dir(type(self)) if known[0] != "_"]
-        near = "" if name[0] == "_" or name in public else hint(name, [*public, *vars(self)])
+        there = [known for known in (*dir(type(self)), *vars(self)) if known[0] != "_"]
+        close = [] if name in there else difflib.get_close_matches(name, there, n=3)
+        near = f"; did you mean {' or '.join(close)}?" if close else ""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
 
     def _repr_html_(self) -> str:

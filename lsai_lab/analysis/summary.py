@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import listed
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
+from lsai_lab.project.files import listed
 from lsai_lab.runs.result_names import require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import listed
+from lsai_lab.project.files import listed
 from lsai_lab.report.load import AnyRun, folder_of, steps
 from lsai_lab.report.show import figure
 from lsai_lab.report.style import series_style

@@ -38,8 +38,8 @@ def place_of(text: str) -> Place | None:
     if tree is None:
         return None
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    inner = next((node for node in above if _is_marked(node)), None)
-    if not isinstance(inner, ast.Constant):
+    inner = next(filter(_marked_text, above), None)
+    if inner is None:
         return None
     found: dict[str, Any] = {}  # of a Place
     node: ast.AST = inner
@@ -55,7 +55,7 @@ def place_of(text: str) -> Place | None:
         found["argument"] = outer.args.index(node)
     if not isinstance(outer, ast.Call | ast.Subscript | ast.Compare) or node in _own(outer):
         return None
-    return Place(inner.value.removesuffix(_MARK), outer, **found)
+    return Place(_marked_text(inner).removesuffix(_MARK), outer, **found)
 
 
 def _own(outer: ast.AST) -> list[ast.AST]:
@@ -67,7 +67,7 @@ def _in_mapping(mapping: ast.Dict, node: ast.AST) -> dict[str, Any]:
     """Of a place: whether a part of a mapping is its key, or of which key it is the value."""
     if node in mapping.keys:
         return {"is_key": True}
-    key = mapping.keys[mapping.values.index(node)]
+    (key,) = (key for key, each in zip(mapping.keys, mapping.values, strict=True) if each is node)
     return {"key": key.value if isinstance(key, ast.Constant) else ""}
 
 
@@ -100,6 +100,7 @@ def _first_that_parses(lines: list[str], closing: str) -> ast.AST | None:
     return None
 
 
-def _is_marked(node: ast.AST) -> bool:
+def _marked_text(node: ast.AST) -> str:
+    """The text with the mark, if it is one; else nothing."""
     text = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(text, str) and text.endswith(_MARK)
+    return text if isinstance(text, str) and text.endswith(_MARK) else ""

@@ -16,8 +16,10 @@ from lsai_core.base.shown import Shown
 # Functions of `lab` that only read, and quickly.
 _READERS = ("config", "find_run", "kernels", "points", "recorded", "steps", "study")
 # Methods of a frame that keep its columns.
-_KEEPING = ("copy", "dropna", "drop_duplicates", "head", "query", "reset_index", "sample")
-_KEEPING += ("sort_values", "tail")
+_KEEPING = (
+    *("copy", "dropna", "drop_duplicates", "head", "query", "reset_index", "sample"),
+    *("sort_values", "tail"),
+)
 # What a property of a shown object may cost: those of a model are not read.
 _COSTLY = ("model", "tokenizer")
 Names = Mapping[str, Any]
@@ -65,8 +67,9 @@ def _value(node: ast.AST, names: Names) -> Any:
 
 def _item(node: ast.Subscript, names: Names) -> Any:
     """An item: of a frame the columns that are named, its rows' columns for what chooses rows."""
-    rows = isinstance(node.value, ast.Attribute) and node.value.attr in ("iloc", "loc")
-    owner = _value(node.value.value if rows else node.value, names)
+    place = node.value
+    rows = isinstance(place, ast.Attribute) and place.attr in ("iloc", "loc")
+    owner = _value(place.value if isinstance(place, ast.Attribute) and rows else place, names)
     try:
         key = ast.literal_eval(node.slice)
     except ValueError:

@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, listed
+from lsai_core.base.files import deep_merge
 from lsai_lab.interactive.planning import about, as_nested, first_part
 from lsai_lab.launch.stop import Interrupted, Stopped
+from lsai_lab.project.files import listed
 from lsai_lab.report.load import frame_of_runs
 from lsai_lab.runs.records import call
 from lsai_lab.runs.session import Session

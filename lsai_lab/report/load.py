@@ -22,9 +22,9 @@ from typing import Any, Protocol, TypeAlias
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import flatten, listed
+from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
+from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root
 from lsai_lab.runs.difference import differing_settings
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.plain import in_frame

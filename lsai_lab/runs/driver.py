@@ -9,6 +9,7 @@ its page.
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import os
 import shutil
@@ -193,12 +194,7 @@ def run_one(
         progress = Progress(run.kind, run.config, title, shown=not beside, live=live)
         target.unlink(missing_ok=True)  # the page of an earlier attempt is not this one's
         with contextlib.closing(progress) as bar:
-
-            def look() -> None:
-                new = rows.read()
-                for listener in filter(None, (bar.update, on_rows)):
-                    listener(new)
-
+            look = functools.partial(_tell, rows, bar.update, on_rows)
             problem = execute_run(
                 run.folder, data_root, timeout_s=run.timeout_s, watch=look, **options
             )
@@ -212,6 +208,12 @@ def run_one(
         if stop.number is None:
             _make_page(run, page, target, options)
         return Summary.read(run.folder)
+
+
+def _tell(rows: NewRows, *listeners: OnRows | None) -> None:
+    new = rows.read()
+    for listener in filter(None, listeners):
+        listener(new)
 
 
 def _make_page(run: PlannedRun, page: Path, target: Path, options: dict[str, Any]) -> None:
