@@ -4,11 +4,12 @@ and what is refused in one line."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import CHECKOUT, Project
 
 SIGN = '''"""Steps of equal length along the sign of the gradient."""
 
@@ -100,6 +101,15 @@ def test_all_three_train_and_are_predicted_and_stand_in_the_record(project: Proj
     code, out, err = project.lsai("predict", *asked)
     assert code == 0, err
     assert json.loads(out)["parts_gib"]["optimizer"] == 0  # it keeps nothing
+
+
+def test_the_example_of_the_guide_trains(project: Project) -> None:
+    guide = (CHECKOUT / "notebooks" / "README.md").read_text()
+    source = re.search(r"(?s)## A technique of your own.*?```python\n(.*?)```", guide)
+    assert source and "`techniques/optimizers/momentum.py`" in guide
+    write(project, "optimizers/momentum", source[1])
+    code, _, err = project.lsai("train", "--set", "optim.name=momentum")
+    assert code == 0, err
 
 
 def test_what_a_technique_raises_is_one_line_that_says_where(project: Project) -> None:
