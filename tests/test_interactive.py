@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,3 +328,24 @@ def test_losses_of_two_texts_are_drawn_with_a_word(
     lab.compare(one, other).plot()
     said = "losses of several texts do not compare, for each is per token of its own: "
     assert f"{said}bf16 of mine-1, flash_attn of two-2" in capsys.readouterr().out
+
+
+def test_pictures_say_in_words_what_they_show(empty: Path) -> None:
+    said = repr(lab.timeline(RECORDED))
+    assert re.search(r"^peak [\d.]+ GiB in the backward: activations [\d.]+", said)
+    assert "Measured: forward" in said and "<" not in said
+
+
+def test_a_loop_that_is_watched_says_nothing_on_stderr() -> None:
+    source = """
+import torch, lsai_lab as lab
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with lab.watch(model, optimizer) as seen:
+    for _ in range(8):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step(), optimizer.zero_grad()
+print(len(seen.top_kernels) > 0, len(repr(seen.plot())) < 400)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True True\n", "")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from IPython.display import HTML
 from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError, hint
@@ -44,6 +43,7 @@ from lsai_lab.runs.writer import is_held
 
 if TYPE_CHECKING:
     from lsai_lab.interactive.curves import LiveCurves
+    from lsai_lab.report.show import Picture
 
 _PHASES = ("forward", "backward", "optimizer")
 
@@ -198,7 +198,7 @@ class Run(Shown):
         )
         print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
 
-    def timeline(self) -> HTML:
+    def timeline(self) -> "Picture":
         """The memory of a step by cause and its kernels, as far as they were recorded or can be
         simulated."""
         from lsai_lab.interactive.timeline import timeline

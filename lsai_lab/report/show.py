@@ -7,6 +7,7 @@ Markdown, so that JupyterLab, the HTML report and the PDF show one and the same.
 with its text as text, and PNG for viewers without; its data travel with it as CSV.
 """
 
+import html
 import io
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from IPython.display import Markdown
+from IPython.display import HTML, Markdown
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.analysis.summary import require_columns
@@ -37,6 +38,13 @@ class Table(Markdown):
 
     def __repr__(self) -> str:
         return str(self.data)
+
+
+class Picture(HTML):
+    """Pictures as HTML; a terminal shows what they say in words."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(html.unescape, re.findall(r"<desc>(.*?)</desc>", str(self.data))))
 
 
 def table(
