@@ -106,6 +106,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.points("gemm"), "'gemm' is a study, and a run is wanted: a row of lab.load('"),
         (lambda: lab.parameters("scal"), "no file params/scal.yaml; did you mean scale?"),
         (lambda: lab.find_run(RECORDED).step, "Run has no attribute 'step'; did you mean steps"),
+        (lambda: lab.find_run(RECORDED).xyz, "no attribute 'xyz'; known: annotate, command,"),
         (lambda: lab.find_run(RECORDED).outcome.x, "'str' object has no attribute 'x'"),
         (lambda: lab.study("memory").variants["bf16"].x, "no attribute 'x'"),
         (
@@ -307,8 +308,16 @@ def test_runs_that_share_a_word_are_told_apart(empty: Path) -> None:
     (second / "summary.json").write_text(summary.replace(key, other))
     with pytest.raises(UserError) as error:
         lab.find_run("memory.bf16")
-    for told in (f"{key} (mine, optim.lr=0.1)", f"{other} (optim.lr=0.2)"):
-        assert told in str(error.value)
+    told = f"by its key: {key} (mine, optim.lr=0.1), {other} (optim.lr=0.2)"
+    assert str(error.value).endswith(told)
+    for number in range(10):
+        third = first.with_name(f"bf16-{number:012}")
+        shutil.copytree(second, third)
+        (third / "summary.json").write_text(summary.replace(key, f"{number:012}"))
+    with pytest.raises(UserError) as error:
+        lab.find_run("memory.bf16")
+    said = str(error.value)
+    assert f"{key} (mine, optim.lr=0.1)" in said and f"{0:012}, " in said and "4 more" in said
 
 
 def test_losses_of_two_texts_are_drawn_with_a_word(

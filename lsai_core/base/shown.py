@@ -27,6 +27,13 @@ class Part:
     note: str = ""
 
 
+class UnknownName(AttributeError):
+    """What is asked for behind a dot is not there; a notebook shows the line alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"error: {self}"]
+
+
 class Shown:
     """Base of what shows itself by the tables of `shown()`."""
 
@@ -37,9 +44,12 @@ class Shown:
     def __getattr__(self, name: str) -> Any:
         """What is not there, with the nearest names. Of what is there, its own error is told."""
         there = [known for known in (*dir(type(self)), *vars(self)) if known[0] != "_"]
-        close = [] if name in there else difflib.get_close_matches(name, there, n=3)
-        near = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
+        if name in there or name[0] == "_":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        close = difflib.get_close_matches(name, there, n=3)
+        known = f"known: {', '.join(sorted(there))}"
+        near = f"did you mean {' or '.join(close)}?" if close else known
+        raise UnknownName(f"{type(self).__name__} has no attribute {name!r}; {near}")
 
     def _repr_html_(self) -> str:
         return as_html(self.shown())

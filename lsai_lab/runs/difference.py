@@ -132,21 +132,29 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
-    """What sets each run's config apart from those of the same study, variant and part
-    (`optim.lr=0.001`), the seed left out. A setting that an older record does not have is no
-    difference."""
+    """What sets each run's config apart from those of the same study, variant and part, in words
+    (`optim.lr=0.001`): see `settings_apart`."""
+    return {
+        folder: ", ".join(f"{key}={value}" for key, value in settings.items())
+        for folder, settings in settings_apart(runs).items()
+    }
+
+
+def settings_apart(runs: Iterable[Run]) -> dict[Path, dict[str, str]]:
+    """The settings, the seed left out, in which each run differs from any of the same study,
+    variant and part. A setting that an older record does not have is no difference."""
     groups = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
         groups[run.summary.id.study, run.summary.id.variant, run.summary.id.part].append(
             (run.folder, config)
         )
-    texts = {}
+    apart = {}
     for group in groups.values():
         keys = sorted({key for _, config in group for key in config})
         differ = [
             key for key in keys if len({config[key] for _, config in group if key in config}) > 1
         ]
         for folder, config in group:
-            texts[folder] = ", ".join(f"{key}={config[key]}" for key in differ if key in config)
-    return texts
+            apart[folder] = {key: config[key] for key in differ if key in config}
+    return apart

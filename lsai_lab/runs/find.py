@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,12 @@ from pathlib import Path
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import one_line
 from lsai_lab.runs import schema
-from lsai_lab.runs.difference import differing_settings
+from lsai_lab.runs.difference import settings_apart
 from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
 from lsai_lab.runs.schema import read_as
 from lsai_lab.runs.writer import holder_of
 
+_TOLD = 8  # runs of which a word may be any
 SHORTEST_KEY = 3  # so many letters of a key, at least
 
 
@@ -159,15 +161,19 @@ def _recorded(reports: Path) -> Iterator[Found]:
 
 
 def _told_apart(runs: list[Found]) -> list[str]:
-    """The keys of own runs, each with what a person called the run and the settings in which it
-    differs from the others."""
-    records = [opened(run.folder) for run in runs]
-    differ = differing_settings(records)
+    """The keys of the newest of these own runs, those with a name first, each with its name and the
+    settings that most of the others do not have."""
+    records = {run: opened(run.folder) for run in runs}
+    apart = settings_apart(records.values())
+    counts = Counter(item for settings in apart.values() for item in settings.items())
     told = []
-    for run, record in zip(runs, records, strict=True):
-        about = ", ".join([*sorted(run.given), differ[record.folder]]).strip(", ")
+    by_age = sorted(runs, key=lambda run: records[run].summary.started, reverse=True)
+    for run in sorted(by_age, key=lambda run: not run.given)[:_TOLD]:
+        settings = apart[run.folder].items()
+        rare = [f"{k}={value}" for k, value in settings if counts[k, value] <= len(runs) / 2]
+        about = ", ".join([*sorted(run.given), *rare])
         told.append(f"{run.key} ({about})" if about else run.key)
-    return told
+    return [*told, *([f"{len(runs) - _TOLD} more"] if len(runs) > _TOLD else [])]
 
 
 def _only(text: str, runs: list[Found]) -> Path | None:
