@@ -3,11 +3,13 @@ one line for a name that is nearly right."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, as_html, as_text
+from lsai_lab.predictions.plan_asked import shown_tries
 from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
@@ -358,3 +361,14 @@ print(len(seen.top_kernels) > 0, len(repr(seen.plot())) < 400)
 """
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+def test_the_tries_of_a_plan_are_shown_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsai_lab.predictions.plan_asked._QUIET_S", 0)
+    with shown_tries(shown := io.StringIO(), hidden=False) as on_next:
+        for left in (9, 5, 4):
+            time.sleep(0.15)
+            on_next("micro-batch 1, " + "keep all activations, " * 9, left)
+    lines = shown.getvalue().split("\r")
+    assert re.search(r"3 of about 7 settings, 00:00 so far, 00:0\d left: micro-batch 1", str(lines))
+    assert max(map(len, lines)) <= 111
