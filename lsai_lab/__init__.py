@@ -62,6 +62,7 @@ import sys
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint, not_installed
+from lsai_core.base.shown import UnknownName
 from lsai_lab.chapters import NAMES
 
 # By module: what a person looks for, which the Tab key and `help` list.
@@ -130,7 +131,8 @@ def __getattr__(name: str) -> Any:
         return getattr(_imported(_MODULES[name]), name)
     meant = hint(name, [*__all__, *_MODULES]) if name[:1] != "_" else ""
     meant = "; lab.open_run opens a run, lab.find_run one that is there" if name == "run" else meant
-    raise AttributeError(f"module 'lsai_lab' has no attribute {name!r}{meant}")
+    wrong = AttributeError if name[:1] == "_" else UnknownName
+    raise wrong(f"module 'lsai_lab' has no attribute {name!r}{meant}")
 
 
 def __dir__() -> list[str]:

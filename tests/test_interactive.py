@@ -1,31 +1,35 @@
 """What a person sees and types in a notebook beside the runs themselves: tables instead of dumps,
-names that complete, one line for a name that is nearly right."""
+one line for a name that is nearly right."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jedi
 import pandas as pd
 import pytest
 import torch
 from conftest import CHECKOUT, write_run
-from IPython.core.completer import provisionalcompleter
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.lib.pretty import pretty
 
 import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, as_html, as_text
+from lsai_lab.predictions.plan_asked import shown_tries
 from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
 GEMM = "h100/gemm.machine.products"
+FRAME = pd.DataFrame({"variant": ["bf16"], "tokens_per_s": [1.0]})
 MODEL = torch.nn.Linear(2, 2)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters())
 
@@ -92,7 +96,32 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.predict(GEMM), "is of kind gemm: it trained nothing"),
         (lambda: lab.config(GEMM), "is of kind gemm: it trained nothing"),
         (lambda: lab.generate(GEMM, "x"), "is of kind gemm: it trained no model"),
-        (lambda: lab.curves(GEMM), "or is no training run"),
+        (lambda: lab.curves(GEMM), "is of kind gemm, no training; lab.points(run) has what it"),
+        (lambda: lab.steps(GEMM), "gemm.machine.products is of kind gemm, no training"),
+        (lambda: lab.load(3), "a name, or a list of names, is wanted here, not 3"),
+        (lambda: lab.load([3]), "there is no study 3"),
+        (lambda: lab.summarize("memory", "tokens_per_s"), "a frame is wanted here, such as lab."),
+        (lambda: lab.relative({}, "tokens_per_s", "x"), "a frame is wanted here, such as lab."),
+        (lambda: lab.table("rows"), "a frame is wanted here, such as lab.load(...) gives, not 'ro"),
+        (lambda: lab.table(pd.Series([1])), "a frame is wanted here"),
+        (lambda: lab.bars(FRAME, "variant", "tokens", axis="x"), "no column 'tokens'; did you"),
+        (lambda: lab.lines(FRAME, "x", "tokens_per_s", "variant", axis=("", "")), "no column 'x'"),
+        (lambda: lab.points("gemm"), "'gemm' is a study, and a run is wanted: a row of lab.load('"),
+        (lambda: lab.parameters("scal"), "no file params/scal.yaml; did you mean scale?"),
+        (lambda: lab.find_run(RECORDED).step, "Run has no attribute 'step'; did you mean steps"),
+        (lambda: lab.find_run(RECORDED).xyz, "no attribute 'xyz'; known: annotate, command,"),
+        (lambda: lab.find_run(RECORDED).outcome.x, "'str' object has no attribute 'x'"),
+        (lambda: lab.study("memory").variants["bf16"].x, "no attribute 'x'"),
+        (
+            lambda: lab.plan("lab", "h100", tokens="many"),
+            "tokens is a whole number of at least 1",
+        ),
+        (
+            lambda: lab.plan("lab", "h100", tokens=-3),
+            "tokens is a whole number of at least 1",
+        ),
+        (lambda: lab.plan("lab", "h100", tokens=64, budget="x"), "budget is a number above 0, not"),
+        (lambda: lab.open_run("memory", "bf16", overrides={"optim.l": 1}), "mean 'optim.lr'?"),
         (lambda: lab.run, "no attribute 'run'; lab.open_run opens a run"),
         (lambda: lab.sweep("memory", "bf16", ["seq_len"]), "a sweep is over settings with values"),
         (lambda: lab.watch(OPTIMIZER, MODEL), "a SGD is no model"),
@@ -135,60 +164,6 @@ def test_a_misspelt_column_or_variant_is_no_missing_value(empty: Path) -> None:
         lab.pareto(rows, "memory_peak", "tokens_per_s")
     assert lab.relative(rows, "tokens_per_s", "no_such").isna().all(), "one that was not run"
     assert list(lab.kernels(runs.iloc[0].to_dict())) == ["name", "class", "ms", "calls"]
-
-
-@pytest.mark.parametrize(
-    "text, wanted",
-    [
-        ('lab.load("mem', "memory"),
-        ('lab.study("spe', "speed"),
-        ('lab.open_run(study="memory", variant="flash_g', "flash_gradcp"),
-        ('lab.open_run(study="memory", variant="bf16", profile="qu', "quick"),
-        ('lab.sweep("memory", ["bf16", "window_2', "window_256"),
-        ("lab.compare('memory.x', 'h100/memory.bf16_g", "h100/memory.bf16_gradcp"),
-        ('lab.predict("llama3.2', "llama3.2-1b"),
-        ('lab.predict("llama3-8b", gpu="h20', "H200"),
-        ('lab.predict("llama3-8b", "h20', "H200"),
-        ('lab.open_run("memory", "flash_g', "flash_gradcp"),
-        ('lab.open_run("memory", "bf16", overrides={"opt', "optim.lr"),
-        ('lab.sweep("memory", "bf16", {"seq_len": [1], "optim.l', "optim.lr"),
-        ('run.results["tokens_per_s_per', "tokens_per_s_per_gpu"),
-    ],
-)
-def test_names_complete(empty: Path, text: str, wanted: str) -> None:
-    shell = InteractiveShell.instance()
-    shell.user_ns["run"] = lab.find_run(RECORDED)
-    shell.Completer.custom_matchers.append(lab._complete)
-    lab._complete.matcher_api_version = 2
-    lab._complete.matcher_identifier = "lsai_lab"
-    with provisionalcompleter():
-        found = {completion.text for completion in shell.Completer.completions(text, len(text))}
-    assert any(wanted == name.strip("'\"]") for name in found), found
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: lab.find_run(RECORDED),
-        lambda: lab.find_run(RECORDED).results,
-        lambda: lab.compare(RECORDED, "h200/memory.bf16"),
-        lambda: lab.predict("lab-tiny", "24GiB"),
-        lambda: lab.study("memory"),
-        lambda: lab.config(RECORDED),
-        lambda: lab,
-    ],
-)
-def test_what_follows_the_dot_completes(empty: Path, made: Any) -> None:
-    """By jedi, which reads the annotations, as JupyterLab's Tab key does."""
-    thing = made()
-    shell = InteractiveShell.instance()
-    shell.user_ns["thing"] = thing
-    public = [name for name in dir(thing) if not name.startswith("_")][:1]
-    for text in ("thing.", *(f"thing.{name}." for name in ("outcome", "state", "id", "folder"))):
-        for one in jedi.Interpreter(text, [shell.user_ns]).complete():
-            assert one.name and one.type is not None
-    names = {one.name for one in jedi.Interpreter("thing.", [shell.user_ns]).complete()}
-    assert {*public} <= names
 
 
 def test_the_laboratory_under_its_own_name() -> None:
@@ -315,3 +290,85 @@ def test_one_of_a_kind_is_singular(empty: Path) -> None:
         for name, size in (("bf16", 1), ("baseline", 2))
     )
     assert "1 setting differs" in repr(lab.compare(one, other))
+
+
+def test_a_summary_of_nothing_has_its_columns(empty: Path) -> None:
+    rows = lab.summarize(lab.recorded("memory").query("part == 'no such'"), ["tokens_per_s"])
+    some = lab.summarize(lab.recorded("memory"), ["tokens_per_s"])
+    assert rows.empty and [*rows] == [*some]
+    assert lab.relative(rows, "tokens_per_s", "baseline").empty
+    assert lab.pareto(rows, "tokens_per_s_low", "tokens_per_s").empty
+
+
+def test_runs_that_share_a_word_are_told_apart(empty: Path) -> None:
+    first = write_run(empty, "memory", "bf16", config={"optim": {"lr": 0.1}, "seed": 1})
+    key, other = first.name.rpartition("-")[2], "0123456789ab"
+    second = first.with_name(f"bf16-{other}")
+    shutil.copytree(first, second)
+    (first / "run.json").write_text('{"name": "mine"}')
+    (second / "config.json").write_text('{"optim": {"lr": 0.2}, "seed": 2}')
+    summary = (second / "summary.json").read_text()
+    (second / "summary.json").write_text(summary.replace(key, other))
+    with pytest.raises(UserError) as error:
+        lab.find_run("memory.bf16")
+    told = f"by its key: {key} (mine, optim.lr=0.1), {other} (optim.lr=0.2)"
+    assert str(error.value).endswith(told)
+    for number in range(10):
+        third = first.with_name(f"bf16-{number:012}")
+        shutil.copytree(second, third)
+        (third / "summary.json").write_text(summary.replace(key, f"{number:012}"))
+    with pytest.raises(UserError) as error:
+        lab.find_run("memory.bf16")
+    said = str(error.value)
+    assert f"{key} (mine, optim.lr=0.1)" in said and f"{0:012}, " in said and "4 more" in said
+
+
+def test_losses_of_two_texts_are_drawn_with_a_word(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def own(variant: str, text: str) -> Path:
+        steps = [
+            {"step": n, "loss": 1.0, "step_ms": 1.0, "tokens_in_step": 2, "tokens_per_s": 2.0}
+            for n in range(3)
+        ]
+        return write_run(empty, "memory", variant, results={"dataset": text}, metrics=steps)
+
+    one, same, other = own("bf16", "mine-1"), own("baseline", "mine-1"), own("flash_attn", "two-2")
+    lab.curves(one, same)
+    lab.compare(one, other).plot("tokens_per_s")
+    assert "do not compare" not in capsys.readouterr().out
+    lab.compare(one, other).plot()
+    said = "losses of several texts do not compare, for each is per token of its own: "
+    assert f"{said}bf16 of mine-1, flash_attn of two-2" in capsys.readouterr().out
+
+
+def test_pictures_say_in_words_what_they_show(empty: Path) -> None:
+    said = repr(lab.timeline(RECORDED))
+    assert re.search(r"^peak [\d.]+ GiB in the backward: activations [\d.]+", said)
+    assert "Measured: forward" in said and "<" not in said
+
+
+def test_a_loop_that_is_watched_says_nothing_on_stderr() -> None:
+    source = """
+import torch, lsai_lab as lab
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with lab.watch(model, optimizer) as seen:
+    for _ in range(8):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step(), optimizer.zero_grad()
+print(len(seen.top_kernels) > 0, len(repr(seen.plot())) < 400)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+def test_the_tries_of_a_plan_are_shown_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsai_lab.predictions.plan_asked._QUIET_S", 0)
+    with shown_tries(shown := io.StringIO(), hidden=False) as on_next:
+        for left in (9, 5, 4):
+            time.sleep(0.15)
+            on_next("micro-batch 1, " + "keep all activations, " * 9, left)
+    lines = shown.getvalue().split("\r")
+    assert re.search(r"3 of about 7 settings, 00:00 so far, 00:0\d left: micro-batch 1", str(lines))
+    assert max(map(len, lines)) <= 111

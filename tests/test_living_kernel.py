@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,7 @@ class Kernel:
                     return said
                 said += content.get("text", "") + str(content.get("data", ""))
                 said += content.get("ename", "") + content.get("evalue", "")
+                said += "\n" + "\n".join(content["traceback"]) if "traceback" in content else ""
             raise AssertionError(f"the cell did not end; it showed {said}")
 
         return wait
@@ -101,6 +103,17 @@ def kernel(project: Project) -> Iterator[Kernel]:
     finally:
         made.client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def steps_of_a_run_that_goes_on(project: Project) -> Path:
+    """The file of its steps, once there is one."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        for path in project.runs.glob("memory/*/metrics.jsonl"):
+            if not (path.parent / "summary.json").exists():
+                return path
+        time.sleep(0.05)
+    raise AssertionError("no run took a step")
 
 
 def in_a_fresh_process(project: Project, code: str) -> str:
@@ -236,24 +249,30 @@ def test_a_failure_shows_its_traceback_in_the_cell(kernel: Kernel) -> None:
 @pytest.mark.slow
 def test_the_stop_button_leaves_a_checkpoint_and_what_was_done(kernel: Kernel) -> None:
     cell = kernel.begin("run = opened(steps=1500, seed=7); run.execute()")
-    deadline = time.monotonic() + 100
-    found: list[Path] = []
-    while not found and time.monotonic() < deadline:
-        paths = kernel.project.runs.glob("memory/*/metrics.jsonl")
-        found = [path for path in paths if not (path.parent / "summary.json").exists()]
-        time.sleep(0.05)
+    found = steps_of_a_run_that_goes_on(kernel.project)
     kernel.manager.interrupt_kernel()
     said = cell(60)
-    assert (
-        "outcome: preempted (stopped by SIGTERM after step" in said and "KeyboardInterrupt" in said
-    )
+    assert "outcome: preempted (stopped by SIGTERM after step" in said and "Cell In" not in said
+    last = said.strip().splitlines()[-1]
+    how = r"stopped: \d+ of 1500 steps are done; execute\(\) goes on from its checkpoint"
+    assert re.match(how, last) and "run.plot() show what is done" in last
     assert "it/s" in said or "step/s" in said, "no progress was shown"
-    folder = found[0].parent
+    folder = found.parent
     done = len(losses(folder))
     assert 0 < done < 1500 and Summary.read(folder).outcome == "preempted"
     assert list(folder.glob("checkpoint-*.pt"))
     assert (folder / "run.log").exists()
     assert f"({done}, {done})" in kernel.run("len(run.steps), len(lab.steps(run.folder))")
     assert "preempted" in kernel.run("run.results['outcome']")
+    stopped = kernel.begin(
+        "lab.sweep('memory', 'baseline', {'seed': [8, 9]}, overrides={'steps': 1500}, "
+        "profile='cpu')"
+    )
+    steps_of_a_run_that_goes_on(kernel.project)
+    kernel.manager.interrupt_kernel()
+    said = stopped(60)
+    assert "2 of 2 runs are left: lab.sweep with the same arguments goes on" in said
+    assert "memory.baseline, seed=8 started" in said
+    assert "Cell In" not in said and "seed=9" not in said
     assert "outcome: ok" in kernel.run("run.execute()")
     assert Summary.read(folder).results["resumed_at"] == done and len(losses(folder)) == 1500

@@ -4,11 +4,12 @@ and what is refused in one line."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Project
+from conftest import CHECKOUT, Project
 
 SIGN = '''"""Steps of equal length along the sign of the gradient."""
 
@@ -100,6 +101,27 @@ def test_all_three_train_and_are_predicted_and_stand_in_the_record(project: Proj
     code, out, err = project.lsai("predict", *asked)
     assert code == 0, err
     assert json.loads(out)["parts_gib"]["optimizer"] == 0  # it keeps nothing
+
+
+def test_the_example_of_the_guide_trains(project: Project) -> None:
+    guide = (CHECKOUT / "notebooks" / "README.md").read_text()
+    source = re.search(r"(?s)## A technique of your own.*?```python\n(.*?)```", guide)
+    assert source and "`techniques/optimizers/momentum.py`" in guide
+    write(project, "optimizers/momentum", source[1])
+    code, _, err = project.lsai("train", "--set", "optim.name=momentum")
+    assert code == 0, err
+
+
+def test_what_a_technique_raises_is_one_line_that_says_where(project: Project) -> None:
+    write(project, "losses/wrong", "def LOSS(logits_NV, targets_N):\n    return nothing\n")
+    where = "techniques/losses/wrong.py, line 2: NameError: name 'nothing' is not defined"
+    code, out, err = project.lsai("train", "--set", "loss=wrong")
+    assert code != 0 and where in out + err and "Traceback" not in out + err
+    write(project, "optimizers/wrong", SIGN.replace("decayed(parameters, optim)", "parameters"))
+    where = "techniques/optimizers/wrong.py, line 10: TypeError: optimizer can only optimize"
+    asked = ("--study", "memory", "--set", "optim.name=wrong", "--gpu", "24GiB")
+    code, out, err = project.lsai("predict", *asked)
+    assert code == 2 and err.startswith(f"error: {where}") and err.count("\n") == 1
 
 
 def test_the_content_is_in_the_key_and_a_comment_is_not(project: Project) -> None:

@@ -64,6 +64,13 @@ def planned(budget_gib: float, fixed: dict[str, Any] | None = None, **options: A
     return make_plan(small(), tokens, room, fixed=fixed or FIXED, packages="none", **options)
 
 
+def test_each_try_is_told_with_how_many_are_left() -> None:
+    told: list[int] = []
+    plan = planned(0.3, on_next=lambda words, left: told.append(left))
+    assert len(told) == len(plan.search.tried) and min(told) >= 0 and told[-1] <= told[0]
+    assert all(n + left <= 3 * len(told) for n, left in enumerate(told, 1)), told
+
+
 @pytest.fixture(scope="module")
 def everything() -> list[tuple[float, float]]:
     """GiB reserved and seconds of every setting of the small space."""

@@ -19,14 +19,14 @@ import torch
 from conftest import CHECKOUT, TINY_MODEL, losses, tiny
 from test_checkpoint import resumed_as_never_stopped
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import Diverged, UserError
 from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.base import tensor_class
 from lsai_core.optimizers.build import build_optimizer, clip_and_update, state_bytes
 from lsai_core.optimizers.plain_update import plain_adamw_
 from lsai_core.optimizers.rounding import LARGEST, Noise, philox, random_bits, rounded
 from lsai_core.training import loop
-from lsai_core.training.loop import Diverged, train
+from lsai_core.training.loop import train
 from lsai_core.training.step import prepare_model, train_step
 from lsai_lab.data import Dataset
 

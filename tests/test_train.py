@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from conftest import CHECKOUT, TINY_MODEL, losses, tiny, write_corpus
 
-from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.base.errors import Diverged, Unavailable, UserError
 from lsai_core.config.train import DataConfig, EvalConfig, OptimConfig, TrainConfig
 from lsai_core.model.transformer import build_model
 from lsai_core.training.combinations import checked
-from lsai_core.training.loop import Diverged, train
+from lsai_core.training.loop import train
 from lsai_core.training.step import learning_rate
 from lsai_lab.data import BatchStream, Dataset, prepare
 

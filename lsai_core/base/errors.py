@@ -31,13 +31,17 @@ class Preempted(Exception):
     """The run was asked to stop (SIGTERM or SIGUSR1) and has saved a checkpoint."""
 
 
+class Diverged(Exception):
+    """The loss is no finite number, so that training cannot go on."""
+
+
 _SHOWN = 30
 
 
-def hint(name: str, known: Iterable[str]) -> str:
+def hint(name: object, known: Iterable[str]) -> str:
     """What an error line says after an unknown name: up to three known ones that come close, else
     all of them, else, of more than thirty, the three that come nearest."""
-    names = list(dict.fromkeys(map(str, known)))
+    names, name = list(dict.fromkeys(map(str, known))), str(name)
     if close := difflib.get_close_matches(name, names, n=3):
         return f"; did you mean {' or '.join(close)}?"
     if len(names) <= _SHOWN:

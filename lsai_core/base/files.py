@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,11 +64,6 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     """`value` at a path with dots: `("optim.lr", 1)` is `{"optim": {"lr": 1}}`."""
     first, _, rest = path.partition(".")
     return {first: nested(rest, value) if rest else value}
-
-
-def listed(given: str | Iterable[str]) -> list[str]:
-    """Several names as a list; a single one is a list of one, not of its letters."""
-    return [given] if isinstance(given, str) else list(given)
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

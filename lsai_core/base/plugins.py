@@ -14,6 +14,7 @@ import functools
 import os
 import re
 import sys
+import traceback
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
@@ -67,6 +68,21 @@ def own(kind: str) -> dict[str, Path]:
     root = laboratory()
     paths = sorted((root / TECHNIQUES / kind).glob("[!_]*.py")) if root else []
     return {path.stem: path for path in paths if _NAME.fullmatch(path.stem)}
+
+
+def own_fault(error: BaseException) -> str | None:
+    """Where a file of the laboratory's techniques raised `error`, or what it called did, and the
+    error, in one line; None if no such file had a part in it."""
+    root = laboratory()
+    folder = None if root is None else (root / TECHNIQUES).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if folder is not None and path.is_absolute() and path.resolve().is_relative_to(folder):
+            line = " ".join(str(error).split())[:300]
+            where = path.relative_to(folder.parent)
+            return f"{where}, line {frame.lineno}: {type(error).__name__}: {line}"
+    return None
 
 
 @functools.lru_cache(maxsize=64)

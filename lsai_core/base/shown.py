@@ -5,6 +5,7 @@ Nothing in them is markup, whatever a value holds, and a value takes one line.
 
 from __future__ import annotations
 
+import difflib
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +27,29 @@ class Part:
     note: str = ""
 
 
+class UnknownName(AttributeError):
+    """What is asked for behind a dot is not there; a notebook shows the line alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"error: {self}"]
+
+
 class Shown:
     """Base of what shows itself by the tables of `shown()`."""
 
     def shown(self) -> Iterable[Part]:
         """The tables, from top to bottom."""
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there, with the nearest names. Of what is there, its own error is told."""
+        there = [known for known in (*dir(type(self)), *vars(self)) if known[0] != "_"]
+        if name in there or name[0] == "_":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        close = difflib.get_close_matches(name, there, n=3)
+        known = f"known: {', '.join(sorted(there))}"
+        near = f"did you mean {' or '.join(close)}?" if close else known
+        raise UnknownName(f"{type(self).__name__} has no attribute {name!r}; {near}")
 
     def _repr_html_(self) -> str:
         return as_html(self.shown())

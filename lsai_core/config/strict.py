@@ -94,7 +94,8 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
         # argument of its own.
         current = field.annotation if field is not None else next(reversed(get_args(current)), None)
     names = list(getattr(current, "model_fields", {}))
-    close = difflib.get_close_matches(str(loc[-1]), names, n=1)
+    place = "".join(f"{part}." for part in loc[:-1])
+    close = [f"{place}{name}" for name in difflib.get_close_matches(str(loc[-1]), names, n=1)]
     if not close and len(loc) == 1:  # perhaps a setting of a part, without the part's name
         inner = {key.rpartition(".")[2]: key for key in dotted(cls)}
         close = [inner[key] for key in difflib.get_close_matches(str(loc[0]), inner, n=1)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -29,6 +30,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from lsai_core.base.errors import Unavailable
 from lsai_core.base.files import atomic_writer
+
+# The profiler writes on stderr that it begins and ends, unless it is told before its first use.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 # First match wins, so the special comes before the general: the loss's log-softmax is also a
 # softmax. A kernel that torch.compile fused is named after all operators in it: one with

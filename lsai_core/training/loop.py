@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from lsai_core.base.errors import Preempted, UserError
+from lsai_core.base.errors import Diverged, Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.model.transformer import Transformer
@@ -54,10 +54,6 @@ from lsai_core.training.step import (
 
 GIB = 2**30
 OnRows = Callable[[list[dict[str, Any]]], None]
-
-
-class Diverged(Exception):
-    """The loss is no finite number, so that training cannot go on."""
 
 
 @dataclass

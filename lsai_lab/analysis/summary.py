@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import listed
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
+from lsai_lab.project.files import listed
 from lsai_lab.runs.result_names import require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
@@ -44,8 +44,8 @@ def summarize(
     column of `by` that is not there.
     """
     metrics, by = listed(metrics), listed(by)
-    require_known(metrics, runs.columns)
     require_columns(by, runs)
+    require_known(metrics, runs.columns)
     by = [*by, *({"differs"} & {*runs} - {*by})]
     rows = []
     for names, group in runs.groupby(by, sort=False):
@@ -65,7 +65,8 @@ def summarize(
             row[metric] = over_repeats(metric, values) if len(values) else float("nan")
             row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
         rows.append(row)
-    return pd.DataFrame(rows)
+    found = [f"{metric}{end}" for metric in metrics for end in ENDS]
+    return pd.DataFrame(rows, columns=[*by, "n", "outcome", "reason", "run", *found])
 
 
 def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Series:
@@ -128,7 +129,10 @@ def pareto(
 
 
 def require_columns(names: Iterable[str], frame: pd.DataFrame) -> None:
-    """UserError, with the nearest names, for one that is no column of `frame`."""
+    """UserError, with the nearest names, for one that is no column of `frame`, and where that is no
+    frame."""
+    if not isinstance(frame, pd.DataFrame):
+        raise UserError(f"a frame is wanted here, such as lab.load(...) gives, not {frame!r:.80}")
     if unknown := [name for name in names if name not in frame]:
         columns = list(map(str, frame.columns))
         raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], columns)}")

@@ -34,6 +34,7 @@ def main() -> None:
 
 def _run() -> None:
     from lsai_core.base.errors import Unavailable, UserError
+    from lsai_core.base.plugins import own_fault
     from lsai_lab.cli.app import Interrupted, app
     from lsai_lab.launch.stop import Stopped
 
@@ -56,6 +57,10 @@ def _run() -> None:
             file=sys.stderr,
         )
         sys.exit(130)
+    except Exception as error:  # of a technique of the laboratory, in one line
+        if (fault := own_fault(error)) is None:
+            raise
+        _refuse("error", fault)
 
 
 def _require_text() -> None:

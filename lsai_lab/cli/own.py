@@ -11,10 +11,10 @@ from lsai_core.base.files import flatten
 from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
-from lsai_lab.runs.difference import Difference, difference, differing
+from lsai_lab.runs.difference import Difference, difference, differing, differing_settings
 from lsai_lab.runs.find import find_folder, machine_of, opened
 from lsai_lab.runs.records import Run, find_runs, name_in
-from lsai_lab.runs.session import Session, current_runs, differing_settings
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.study import study_names
 from lsai_lab.runs.writer import only_writer
 

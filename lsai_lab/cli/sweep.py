@@ -8,7 +8,7 @@ from lsai_core.base.errors import UserError
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.tables import counts, table
 from lsai_lab.interactive.planning import about
-from lsai_lab.interactive.sweep import frame_of, plan_sweep
+from lsai_lab.interactive.sweep import called, frame_of, plan_sweep
 from lsai_lab.project.files import parse_value
 from lsai_lab.runs.difference import RESULTS, in_unit
 from lsai_lab.runs.records import call, is_finished
@@ -50,7 +50,7 @@ def sweep(
         return
     told = about(name, tag or [], note)
     try:
-        summaries = session.run(runs)
+        summaries = session.run(runs, called=called(planned))
     finally:
         for run in runs:
             call(run.folder, told)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint
+from lsai_core.base.plugins import own_fault
 from lsai_core.config.presets import PRESETS
 from lsai_core.model.hf_config import CONFIG
 from lsai_lab.interactive.run import Run, find_run
@@ -74,6 +75,14 @@ def gpu_words(gpu: str | float | None) -> str | None:
     raise UserError(f'gpu is a name, such as "h100", or its memory in GiB, not {gpu!r}')
 
 
+def require_numbers(given: Mapping[str, Any], kind: type, words: str) -> None:
+    """UserError for an argument that is neither None nor a number of this `kind` above 0."""
+    for name, number in given.items():
+        is_one = isinstance(number, kind) and not isinstance(number, bool)
+        if number is not None and not (is_one and number > 0):  # type: ignore[operator]
+            raise UserError(f"{name} is {words}, not {number!r}")
+
+
 def _known() -> list[str]:
     """The names that can be meant, without those of recorded runs."""
     variants = [f"{name}.{variant}" for name in studies() for variant in study(name).variants]
@@ -84,11 +93,16 @@ def _known() -> list[str]:
 @contextlib.contextmanager
 def said_in_python() -> Iterator[None]:
     """An error that names an option of the command line names the argument instead: `--tokens 8` is
-    `tokens=8`, `--gpu` is `gpu`. Commands between backticks stay."""
+    `tokens=8`, `--gpu` is `gpu`. Commands between backticks stay. What a technique of the
+    laboratory raises becomes one line that says where."""
     try:
         yield
     except UserError as error:
         raise UserError(_OPTION.sub(_argument, str(error))) from None
+    except Exception as error:
+        if (fault := own_fault(error)) is None:
+            raise
+        raise UserError(fault) from error
 
 
 def _argument(found: re.Match[str]) -> str:

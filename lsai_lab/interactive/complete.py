@@ -1,71 +1,66 @@
-"""Names that the Tab key completes within quotes: studies, variants, parts, profiles, models, GPUs
-and runs, where a function of `lab` takes them."""
+"""Names that the Tab key completes within quotes: studies, variants, runs, models, GPUs, claims,
+settings and their values where a function of `lab` takes them, and the columns of frames."""
 
+import ast
+import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
+import pandas as pd
+
+import lsai_lab
+from lsai_core.attention.choice import BACKENDS
+from lsai_core.base.plugins import names, own
 from lsai_core.config.presets import PRESETS
 from lsai_core.config.strict import dotted
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.interactive.run import Run
+from lsai_lab.claims.declared import load_claims
+from lsai_lab.interactive.place import Place, place_of
+from lsai_lab.interactive.seen_values import Names, function_of, value_of
+from lsai_lab.predictions.plan_space import Numerics
 from lsai_lab.project.files import reading_root
-from lsai_lab.report.load import session, studies
+from lsai_lab.report.load import parameter_files, session, studies
 from lsai_lab.runs.find import begun, given_names
 from lsai_lab.runs.study import load_study
 
-# A call of `lab` that is open at the cursor: the function, and its arguments so far.
-_CALL = re.compile(r"\blab\.(\w+)\(([^()]*)$")
-# The keyword whose value, or list of values, is being written.
-_KEYWORD = re.compile(r"(\w+)\s*=\s*[\[(]?(?:\s*[\"'][^\"']*[\"']\s*,)*\s*$")
-# The results of a run, which IPython does not look up by itself.
-_RESULT = re.compile(r"\b(\w+)\.results\[[\"'](\w*)$")
-# A key of a mapping of settings: `overrides={"opt`, or what a sweep varies.
-_SETTING = re.compile(r"(\{|\{.*,)\s*[\"']([\w.]*)$")
-_STUDY = re.compile(r"(?:\bstudy\s*=\s*|^\s*)[\"']([\w-]+)[\"']")
+# A column and the text that it is compared with, at the end of a query.
+_COMPARED = re.compile(r"`?([\w.]+)`?\s*[=!]=\s*[\"']([^\"']*)$")
+_LAST_WORD = re.compile(r"`?[\w.]*$")
+# Arguments whose texts are no columns, wherever a frame is drawn, sorted or shown.
+_NO_COLUMN = ("aggfunc", "axis", "color", "how", "kind", "log", "palette", "text", "title")
 
 
-def names_for(text: str) -> list[str]:
-    """What may stand where `text`, the cell up to the cursor, ends within quotes; empty if nothing
-    is known."""
-    found = _CALL.search(text)
-    if found is None or sum(map(found[2].count, "\"'")) % 2 == 0:
-        return []
-    function, (before, begun_word) = found[1], re.split(r"[\"'](?=[^\"']*$)", found[2])
-    keyword, study = _KEYWORD.search(before), _STUDY.search(before)
-    if keyword is None and (brace := _SETTING.search(found[2])) is not None:
-        return sorted(key for key in _settings() if key.startswith(brace[2]))
-    places = _POSITIONAL.get(function, ("",))
-    number = len(re.findall(r"[\"']\s*,", before))
-    kind = keyword[1] if keyword else places[min(number, len(places) - 1)]
-    known = _KINDS[kind](study[1] if study else "") if kind in _KINDS else ()
-    return sorted(name for name in known if name.lower().startswith(begun_word.lower()))
+def completions(text: str, shell: Names) -> tuple[str, list[str]]:
+    """The word that `text`, a cell up to the cursor, ends with within quotes, and the names that
+    may stand there; no names if nothing is known. `shell`: the variables of the notebook."""
+    place = place_of(text)
+    if place is None:
+        return "", []
+    word, known = place.word, _known(place, shell)
+    if isinstance(known, pd.DataFrame):
+        word, known = _of_frame(known, place)
+    begun_word = word.lstrip("`").lower()
+    found = (name for name in map(str, known) if name.lstrip("`").lower().startswith(begun_word))
+    return word, list(dict.fromkeys(found))
 
 
 def matcher(context: Any) -> dict[str, Any]:
     """A matcher of IPython: the names, instead of files."""
     from IPython.core.completer import SimpleCompletion
 
+    shell = sys.modules["IPython"].get_ipython()
     text = context.full_text[: _offset(context)]
-    names = names_for(text) or _results(text)
-    word = re.search(r"[^\"']*$", text)
+    word, names_there = completions(text, shell.user_ns if shell is not None else {})
     return {
-        "completions": [SimpleCompletion(name, type="lab") for name in names],
-        "suppress": bool(names),
-        "matched_fragment": word[0] if word else "",
+        "completions": [SimpleCompletion(name, type="lab") for name in names_there],
+        "suppress": bool(names_there),
+        "ordered": True,
+        "matched_fragment": word,
     }
-
-
-def _results(text: str) -> list[str]:
-    """The names of results of the run that a variable holds, where one is asked for."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if (found := _RESULT.search(text)) is None or shell is None:
-        return []
-    run = shell.user_ns.get(found[1])
-    ended = isinstance(run, Run) and run.outcome != "unfinished"
-    return [name for name in (run.results if ended else ()) if name.startswith(found[2])]
 
 
 def _offset(context: Any) -> int:
@@ -74,52 +69,189 @@ def _offset(context: Any) -> int:
     return sum(len(line) + 1 for line in lines) + int(context.cursor_position)
 
 
-def _variants(study: str) -> Iterable[str]:
-    return load_study(reading_root(), study).variants if study in studies() else ()
+def _known(place: Place, shell: Names) -> Iterable[Any]:
+    """The names that the place can have; a frame: its columns."""
+    around = place.around
+    if isinstance(around, ast.Compare):
+        column = value_of(around.left, shell)
+        return _texts(column) if isinstance(column, pd.Series) else ()
+    if isinstance(around, ast.Subscript):
+        found = value_of(around.value, shell)
+        mapping = isinstance(found, dict | pd.DataFrame | pd.Series)
+        # IPython itself completes a key behind a variable.
+        there = mapping and (place.listed or not isinstance(around.value, ast.Name))
+        return found if there else ()
+    asked = _Asked(place, around, function_of(around.func, shell), shell)
+    kind = _KINDS.get(asked.parameter) if asked.is_ours else None
+    return _columns(asked) if kind is None else kind(asked)
 
 
-def _parts(study: str) -> Iterable[str]:
-    return load_study(reading_root(), study).parts if study in studies() else ()
+def _of_frame(frame: pd.DataFrame, place: Place) -> tuple[str, Iterable[Any]]:
+    """The word that is begun and what it can be: a column, in a query also a text of one."""
+    call = place.around
+    function = call.func if isinstance(call, ast.Call) else None
+    if not isinstance(function, ast.Attribute) or function.attr != "query":
+        return place.word, frame
+    if (compared := _COMPARED.search(place.word)) is not None:
+        return compared[2], _texts(frame[compared[1]]) if compared[1] in frame else ()
+    words = [name if name.isidentifier() else f"`{name}`" for name in map(str, frame)]
+    last = _LAST_WORD.search(place.word)
+    return last[0] if last else "", words
 
 
-def _settings() -> Iterable[str]:
-    """The settings of a training run, with their dots."""
-    return dotted(TrainConfig)
+def _texts(column: pd.Series) -> list[str]:
+    return [text for text in column.dropna().unique() if isinstance(text, str)]
 
 
-def _profiles(_: str) -> Iterable[str]:
-    return [path.stem for path in (reading_root() / "params" / "profiles").glob("*.yaml")]
+class _Asked:
+    """An argument that is being written, its function and the other arguments of the call."""
+
+    def __init__(self, place: Place, call: ast.Call, function: Any, shell: Names) -> None:
+        self.place, self.function = place, function
+        self._call, self._shell = call, shell
+        self.is_ours = (getattr(function, "__module__", None) or "").startswith(lsai_lab.__name__)
+        self._named = [*inspect.signature(function).parameters.values()] if self.is_ours else []
+
+    @property
+    def parameter(self) -> str:
+        """What the argument is called; empty where that is not known."""
+        if isinstance(self.place.argument, str):
+            return self.place.argument
+        several = (n for n, each in enumerate(self._named) if each.kind is each.VAR_POSITIONAL)
+        number = min(self.place.argument, next(several, self.place.argument))
+        return self._named[number].name if number < len(self._named) else ""
+
+    def beside(self, parameter: str) -> Any:
+        """The value of another argument; None if it is not given or not known."""
+        given = dict(zip((each.name for each in self._named), self._call.args, strict=False))
+        given |= {each.arg: each.value for each in self._call.keywords if each.arg}
+        return value_of(given[parameter], self._shell) if parameter in given else None
+
+    @property
+    def frame(self) -> pd.DataFrame | None:
+        """The first frame that the call is about: whose method it is, or that it is given."""
+        call = self._call
+        owner = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        given = [*owner, *call.args, *(each.value for each in call.keywords)]
+        found = (value_of(each, self._shell) for each in given)
+        return next((frame for frame in found if isinstance(frame, pd.DataFrame)), None)
 
 
-def _runs(_: str) -> Iterable[str]:
+def _columns(asked: _Asked) -> Iterable[Any]:
+    """The columns of the frame that a call is about; without one, none."""
+    if asked.parameter in _NO_COLUMN or asked.place.key is not None:
+        return ()
+    return () if (frame := asked.frame) is None else frame
+
+
+def _drawn(asked: _Asked) -> Iterable[Any]:
+    """What can be drawn: the columns of a frame, else those of the steps of runs."""
+    from lsai_lab.interactive.curves import COLUMNS
+
+    return COLUMNS if (frame := asked.frame) is None else frame
+
+
+def _of_study(what: str) -> Callable[[_Asked], Iterable[str]]:
+    """What a study has: its `variants`, its `parts`."""
+
+    def known(asked: _Asked) -> Iterable[str]:
+        study = asked.beside("study")
+        there = study in studies()
+        return getattr(load_study(reading_root(), study), what) if there else ()
+
+    return known
+
+
+def _runs(asked: _Asked) -> Iterable[str]:
+    """Own runs by name; of the recorded ones the machines, behind `h100/` that machine's. Where a
+    model is wanted, the runs that have one."""
+    with_model = asked.function in (lsai_lab.load_model, lsai_lab.generate)
     for folder in begun(session().runs_root):
-        usual = f"{folder.parent.name}.{folder.name.rpartition('-')[0]}"
-        yield from given_names(folder) or [usual]
-    for path in (reading_root() / "reports" / "recorded").glob("*/*/*/summary.json"):
-        machine, study, run = path.parts[-4:-1]
-        yield f"{machine}/{study}.{run.rpartition('-')[0]}"
+        if not with_model or (folder / "model").is_dir():
+            usual = f"{folder.parent.name}.{folder.name.rpartition('-')[0]}"
+            yield from given_names(folder) or [usual]
+    if not with_model:
+        yield from _recorded(asked.place.word)
 
 
-_KINDS: dict[str, Callable[[str], Iterable[str]]] = {
-    "study": lambda _: studies(),
-    "variant": _variants,
-    "variants": _variants,
-    "part": _parts,
-    "profile": _profiles,
-    "run": _runs,
-    "model": lambda _: PRESETS,
+def _questions(asked: _Asked) -> Iterable[str]:
+    """What a prediction or a plan can be asked for: models, own runs, studies, behind `memory.` the
+    study's variants."""
+    study, dot, _ = asked.place.word.partition(".")
+    if dot and study in studies():
+        yield from (f"{study}.{name}" for name in load_study(reading_root(), study).variants)
+    yield from PRESETS
+    yield from (name for folder in begun(session().runs_root) for name in given_names(folder))
+    yield from (f"{name}." for name in studies())
+
+
+def _recorded(word: str) -> Iterable[str]:
+    folder = reading_root() / "reports" / "recorded"
+    machine, slash, _ = word.partition("/")
+    if not slash:
+        yield from sorted(f"{path.name}/" for path in folder.glob("*/"))
+    for path in sorted((folder / machine).glob("*/*/summary.json")) if slash else ():
+        yield f"{machine}/{path.parts[-3]}.{path.parts[-2].rpartition('-')[0]}"
+
+
+def _named(asked: _Asked) -> Iterable[str]:
+    """What has a name: drawings, explorables, claims, studies, files of parameters."""
+    from lsai_lab.report.drawings import drawings
+    from lsai_lab.report.explore.scripts import NAMES
+
+    known: dict[Any, Callable[[], Iterable[str]]] = {
+        lsai_lab.draw: drawings,
+        lsai_lab.explore: lambda: NAMES,
+        lsai_lab.judged: load_claims,
+        lsai_lab.parameters: parameter_files,
+        lsai_lab.study: studies,
+    }
+    return known.get(asked.function, tuple)()
+
+
+def _settings(asked: _Asked) -> Iterable[str]:
+    """The settings of a training run with their dots, or the values of one."""
+    if asked.place.key is None:
+        return dotted(TrainConfig) if asked.place.is_key else ()
+    open_ones: dict[str, Callable[[], Iterable[str]]] = {
+        "attention.backend": lambda: ("auto", *BACKENDS, *own("attention")),
+        "loss": lambda: (*LOSSES, *own("losses")),
+        "model.preset": lambda: PRESETS,
+        "optim.name": lambda: (*names("lsai_core.optimizers.kinds.*"), *own("optimizers")),
+    }
+    return open_ones.get(asked.place.key, functools.partial(_choices, asked.place.key))()
+
+
+def _choices(key: str) -> list[str]:
+    """The texts that a setting can have, as its type says."""
+    kind: Any = TrainConfig
+    for name in key.split("."):
+        fields = getattr(kind, "model_fields", {})
+        kind = fields[name].annotation if name in fields else None
+    return [text for text in _arguments(kind) if isinstance(text, str)]
+
+
+def _arguments(kind: Any) -> list[Any]:
+    """The innermost arguments of a type."""
+    inner = get_args(kind)
+    return [each for one in inner for each in (_arguments(one) or [one])]
+
+
+# By the names of arguments: a name means the same in every function of `lab`.
+_KINDS: dict[str, Callable[[_Asked], Iterable[Any]]] = {
+    **dict.fromkeys(("study", "studies"), lambda _: studies()),
+    **dict.fromkeys(("variant", "variants"), _of_study("variants")),
+    "part": _of_study("parts"),
+    "profile": lambda _: sorted(
+        path.stem for path in (reading_root() / "params/profiles").glob("*.yaml")
+    ),
+    **dict.fromkeys(("run", "runs", "which", "first", "second"), _runs),
+    "what": _questions,
     "gpu": lambda _: [gpu.name for gpu in GPUS],
     "largest": lambda _: ("batch", "length"),
-}
-# What the arguments of a function are that have no name, the last also of those after it.
-_POSITIONAL: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("load", "study"), ("study",)),
-    **dict.fromkeys(("open_run", "sweep"), ("study", "variants")),
-    **dict.fromkeys(
-        ("steps", "kernels", "config", "find_run", "compare", "curves", "timeline", "generate"),
-        ("run",),
-    ),
-    "load_model": ("run",),
-    "run_link": ("", "run"),
-    "predict": ("model", "gpu"),
+    "numerics": lambda _: get_args(Numerics),
+    **dict.fromkeys(("overrides", "over"), _settings),
+    **dict.fromkeys(("name", "names"), _named),
+    **dict.fromkeys(("columns", "x", "y"), _drawn),
+    "baseline": lambda asked: _texts(asked.beside("rows")["variant"]),
 }

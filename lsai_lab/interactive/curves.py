@@ -3,7 +3,7 @@ notebook draws while a training goes on."""
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import listed
+from lsai_lab.project.files import listed
 from lsai_lab.report.load import AnyRun, folder_of, steps
 from lsai_lab.report.show import figure
 from lsai_lab.report.style import series_style
@@ -34,7 +34,7 @@ _WORDS = {
     "mfu": "MFU",
 }
 # Columns that steps can have: a run that lacks one of them has no line there.
-_COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
+COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MARKED = 40  # points: with fewer, each has a marker
 
@@ -53,9 +53,23 @@ def curves(
     frames = {_label(run, runs): steps(run) for run in runs}
     columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)
+    if any(name.endswith("loss") for name in columns):
+        _say_whose_text(runs, frames)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
     figure(drawn, data=pd.concat(data)[shown] if data and len(data) * len(data[0]) < 2000 else None)
+
+
+def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
+    """Print that losses do not compare, where the runs read several texts."""
+    records = [opened(folder_of(run)) for run in runs]
+    texts = [
+        run.summary.results.get("dataset") or (run.config.get("data") or {}).get("source")
+        for run in records
+    ]
+    if len({text for text in texts if text}) > 1:
+        whose = ", ".join(f"{label} of {text}" for label, text in zip(labels, texts, strict=False))
+        print(f"losses of several texts do not compare, for each is per token of its own: {whose}")
 
 
 def _label(run: AnyRun, among: Sequence[AnyRun]) -> str:
@@ -79,8 +93,8 @@ def _place(record: Run) -> str:
 def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: int) -> Figure:
     there = {name for frame in frames.values() for name in frame}
     for name in (x, *columns):
-        if name not in (*_COLUMNS, *there):
-            known = dict.fromkeys((*_COLUMNS, *there))
+        if name not in (*COLUMNS, *there):
+            known = dict.fromkeys((*COLUMNS, *there))
             raise UserError(f"steps have no column {name!r}{hint(name, known)}")
     columns = [name for name in columns if name in there]
     if not columns or x not in there:

@@ -70,6 +70,8 @@ def generate(
     you have it already. Raises UserError as `load_model`, and for a prompt of no tokens.
     """
     folder, tokenizer = _exported(run), load_run_tokenizer(run)
+    if not isinstance(prompt, str):
+        raise UserError(f'the prompt is a text, such as "import ", not {prompt!r}')
     if tokens < 1 or temperature < 0:
         raise UserError("generate wants tokens of at least 1 and a temperature of at least 0")
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, Shown
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import MARGIN
-from lsai_lab.interactive.asked import gpu_words, said_in_python, source_of
+from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of
 from lsai_lab.interactive.planning import as_nested
 from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.plan import Plan
@@ -77,6 +78,9 @@ def plan(
     `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
     rates times are made of. Raises UserError for what cannot be asked.
     """
+    whole = {"tokens": tokens, "seq_len": seq_len, "gpus": gpus}
+    require_numbers(whole, Integral, "a whole number of at least 1")
+    require_numbers({"budget": budget, "margin": margin or None}, Real, "a number above 0")
     named = {"study": study, "variant": variant, "hf": hf, "profile": profile}
     with said_in_python():
         source = source_of(what, named)

@@ -4,9 +4,9 @@ of a study is meant where none is named, and what a person calls a run."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lsai_core.base.files import deep_merge, flatten, listed, nested
+from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
-from lsai_lab.project.files import parse_value
+from lsai_lab.project.files import listed, parse_value
 from lsai_lab.runs.schema import Text
 from lsai_lab.runs.study import Study, matching
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from lsai_core.base.shown import Part, Shown
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
-from lsai_lab.interactive.asked import gpu_words, said_in_python, source_of
+from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of
 from lsai_lab.interactive.planning import as_nested
 from lsai_lab.predictions.asked import Source, asked_for, describe, sharded_over, sizes_that_exist
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
@@ -95,6 +96,7 @@ def predict(
             raise UserError(f"settings stand in overrides: overrides={{{name!r}: {value!r}}}")
         known = [*inspect.signature(predict).parameters][:-1]
         raise UserError(f"lab.predict takes no {name!r}{hint(name, known)}")
+    require_numbers({"gpus": gpus}, Integral, "a whole number of at least 1")
     if largest is not None and largest not in _LARGEST:
         raise UserError(
             f"largest is batch or length, not {largest!r}{hint(str(largest), _LARGEST)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.shown import Part, as_html, as_text, value
+from lsai_core.base.shown import Part, UnknownName, as_html, as_text, value
 from lsai_lab.runs.records import Summary
 
 # What people look for first, of every kind of run, in this order; so many are shown.
@@ -47,7 +47,7 @@ class Results(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        raise AttributeError(f"the run has no result {name!r}{hint(name, self)}")
+        raise UnknownName(f"the run has no result {name!r}{hint(name, self)}")
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

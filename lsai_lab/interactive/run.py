@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from IPython.display import HTML
 from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError, hint
@@ -26,7 +25,7 @@ from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.planning import ABOUT, checked_about
 from lsai_lab.interactive.results import Ended, Results, unfolded
-from lsai_lab.launch.stop import stop_requests
+from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import repo_root
 from lsai_lab.report import load
@@ -44,6 +43,7 @@ from lsai_lab.runs.writer import is_held
 
 if TYPE_CHECKING:
     from lsai_lab.interactive.curves import LiveCurves
+    from lsai_lab.report.show import Picture
 
 _PHASES = ("forward", "backward", "optimizer")
 
@@ -127,7 +127,9 @@ class Run(Shown):
             return "ok"
         if not has_begun(self.folder):
             return "planned, not yet executed: execute() does the work"
-        why = f" ({summary.reason})" if summary.reason else ""
+        stopped = summary.outcome == "preempted" and steps
+        how = "stopped" if stopped else summary.outcome
+        why = f" ({summary.reason})" if summary.reason and not stopped else ""
         kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))
         rest = ""
         if steps and summary.outcome in ("unfinished", "preempted", "failed", "timeout"):
@@ -135,17 +137,17 @@ class Run(Shown):
                 "from its checkpoint" if kept else "from the beginning, for it has no checkpoint"
             )
             rest = f"; execute() goes on {begins}"
-        return f"{summary.outcome}{why}; {done}{rest}"
+        return f"{how}{why}: {done}{rest}" if stopped else f"{how}{why}; {done}{rest}"
 
     @property
     def _has_steps(self) -> bool:
-        return self.kind in ("train", "peer")
+        return self.kind in load.TRAININGS
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row for each step, as `lab.steps` gives it, or for each point of a measurement, that
         is done; while the run goes on, too."""
-        frame = load.steps(self)
+        frame = load.steps(self) if self._has_steps else pd.DataFrame()
         return frame if len(frame) else records.read_metrics(self.folder)
 
     @property
@@ -196,7 +198,7 @@ class Run(Shown):
         )
         print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
 
-    def timeline(self) -> HTML:
+    def timeline(self) -> "Picture":
         """The memory of a step by cause and its kernels, as far as they were recorded or can be
         simulated."""
         from lsai_lab.interactive.timeline import timeline
@@ -230,8 +232,8 @@ class Run(Shown):
         `live`: draw loss and speed while a training goes on (default: where a notebook can show
         it), with the curves of the runs `beside`. `again` repeats a finished run; what it had found
         moves into `earlier/`. Raises UserError if another process is executing the run, it is a
-        recorded one, or something changed since it was opened, and KeyboardInterrupt once it was
-        stopped.
+        recorded one, or something changed since it was opened, and Interrupted (a
+        KeyboardInterrupt) once it was stopped.
         """
         active = self._active()
         if is_held(self.folder):  # by the driver, which did the work and makes the run's page
@@ -256,7 +258,7 @@ class Run(Shown):
             )
         self._say(summary, r"[^\n]*\r[^\n]*\n?")  # the progress was seen
         if stop.number == signal.SIGINT:
-            raise KeyboardInterrupt(f"{self.state}; run.steps and run.plot() show what is done")
+            raise Interrupted(f"{self.state}; run.steps and run.plot() show what is done")
         return Ended(**vars(summary))
 
     def _curves(self, beside: Iterable[AnyRun]) -> "LiveCurves | None":

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, listed
+from lsai_core.base.files import deep_merge
 from lsai_lab.interactive.planning import about, as_nested, first_part
+from lsai_lab.launch.stop import Interrupted, Stopped
+from lsai_lab.project.files import listed
 from lsai_lab.report.load import frame_of_runs
 from lsai_lab.runs.records import call
 from lsai_lab.runs.session import Session
@@ -37,13 +40,17 @@ def sweep(
 
     `variants`: one, several, or patterns of them. The other arguments are those of `lab.open_run`,
     for all. All settings are checked before the first run begins; a run that fails is a row with
-    its outcome. Raises UserError for a wrong name or value.
+    its outcome. The stop button ends the training that goes on at its next step; the same call goes
+    on from there. Raises UserError for a wrong name or value.
     """
     session, told = Session(profile or None), about(name, tags, note)
     planned = plan_sweep(session, study, listed(variants), over, part, overrides or {})
     plan = [run for run, _ in planned]
     try:
-        session.run(plan)
+        session.run(plan, called=called(planned), stopped_by=[signal.SIGINT])
+    except Stopped as stopped:
+        rest = "lab.sweep with the same arguments goes on from there"
+        raise Interrupted(f"stopped; {stopped.left} of {len(plan)} runs are left: {rest}") from None
     finally:
         for run in plan:
             call(run.folder, told)
@@ -79,6 +86,14 @@ def plan_sweep(
     if not planned:
         raise UserError(f"part {part} of study {study} measures none of {', '.join(variants)}")
     return list(planned.values())
+
+
+def called(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> dict[Path, str]:
+    """What each run is called while it goes on, by its folder: with the settings that vary."""
+    return {
+        run.folder: ", ".join([run.name, *(f"{key}={value}" for key, value in varied.items())])
+        for run, varied in planned
+    }
 
 
 def _values(given: Any) -> list[Any]:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from IPython.display import HTML
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, Shown
 from lsai_core.profiling.memory import PHASES
 from lsai_core.profiling.watch import CAUSES, GIB, STEPS, StepWatch
+from lsai_lab.report.show import Picture
 from lsai_lab.report.timelines import lanes, memory_picture
 
 _TOP = 10  # kernels that are shown
@@ -48,7 +48,7 @@ class Watched(StepWatch, Shown):
         """The kernels, or operators on a CPU, with the most time: name, class, ms and calls."""
         return pd.DataFrame(self.kernels, columns=["name", "class", "ms", "calls"])
 
-    def plot(self) -> HTML:
+    def plot(self) -> Picture:
         """The memory of the step by cause, and its kernels as lanes. UserError without a step."""
         if not self.moments:
             raise UserError(_FAR.format(self.steps))
@@ -56,7 +56,7 @@ class Watched(StepWatch, Shown):
         pictures = [memory_picture(moments)]
         if self.events:
             pictures.append(lanes(self.events))
-        return HTML("".join(pictures))
+        return Picture("".join(pictures))
 
     def shown(self) -> list[Part]:
         """Phases, memory by cause, kernels; how far the loop has come."""

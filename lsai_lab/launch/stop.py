@@ -28,7 +28,17 @@ class Stopped(Exception):
         super().__init__(
             f"stopped by {name}, {left} runs are left; the same command goes on from here"
         )
+        self.left = left
         self.exit_code = PREEMPTED_EXIT if number == signal.SIGUSR1 else 128 + number
+
+
+class Interrupted(KeyboardInterrupt):
+    """A person's Ctrl-C (the stop button of a notebook) ended the work in good order: one line says
+    how far it is. It ends what called, as any interrupt does."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it: that line."""
+        return [str(self)]
 
 
 class StopRequest:

@@ -38,6 +38,7 @@ from lsai_lab.predictions.will_fit import expected_kernel
 
 TIE = 0.02  # a share of a step's time: nearer than estimates of different settings are true
 KNOWN = 4  # settings that are told: the fastest, and the three next best
+OnNext = Callable[[str, int], object]
 USUAL = "h100"  # whose speeds compare settings, where the GPU's own are not known
 
 
@@ -108,22 +109,24 @@ class Search:
     """One question: settings of `sequences` a step in micro-batches `sizes`, within `room`.
 
     `packages` of attention kernels as in `will_fit`. `on_next` is told each setting before it is
-    predicted, which takes a second or two.
+    predicted, which takes a second or two, and about how many are `left` after it: the kinds that
+    nothing rules out yet.
     """
 
     room: Room
     sizes: Sequence[int]
     sequences: int
     packages: str | None = None
-    on_next: Callable[[str], object] = lambda words: None
+    on_next: OnNext = lambda words, left: None
     tried: dict[str, Tried] = field(default_factory=dict)
+    left: int = 0
 
     def look(self, kind: TrainConfig, batch: int, rank: int) -> Tried:
         """The prediction of `kind` in micro-batches of `batch` sequences."""
         config = with_batch(kind, batch, self.sequences)
         key = config.model_dump_json()
         if key not in self.tried:
-            self.on_next(f"{batch_words(config)}, {kind_words(config)}")
+            self.on_next(f"{batch_words(config)}, {kind_words(config)}", self.left)
             self.tried[key] = self._predicted(config, rank)
         return self.tried[key]
 
@@ -230,11 +233,17 @@ class _Open:
     state: str = field(compare=False)
     found: Tried | None = field(compare=False, default=None)
 
+    @property
+    def kinds(self) -> int:
+        """How many kinds are still to be predicted for it: with a new one all behind it."""
+        return len(self.chain.kinds) - self.at if self.state == "new" else self.state == "bound"
+
 
 def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
     """The fastest kinds that fit, each in its best micro-batch, the fastest first: `KNOWN` of them
     (or all there are), and those that are as fast as the first and nearer to fp32."""
     numbers = itertools.count()
+    search.left = sum(len(chain.kinds) for chain in of if chain.loss == of[0].loss)
     # Small states first: they say something of larger ones (`surely_beyond`).
     small_first = sorted(of, key=lambda chain: -chain.rank)
     fast = _with_fast_losses(search, small_first)
@@ -242,18 +251,22 @@ def best(search: Search, of: Sequence[Chain]) -> list[Tried]:
     known: list[Tried] = []
     while queue:
         one = heapq.heappop(queue)
-        if len(known) >= KNOWN and not _may_be_chosen(one, known):
+        if not _may_be_told(one, known):
             continue
         if one.state == "solved" and one.found is not None:
             known.append(one.found)
             continue
+        search.left = sum(each.kinds for each in queue if _may_be_told(each, known))
         for more in _looked_at(search, one, numbers):
             heapq.heappush(queue, more)
     return known
 
 
-def _may_be_chosen(one: _Open, known: list[Tried]) -> bool:
-    """Whether `one` may be as fast as the fastest, and nearer to fp32 than all known that are."""
+def _may_be_told(one: _Open, known: list[Tried]) -> bool:
+    """Whether few are known, or `one` may be as fast as the fastest, and nearer to fp32 than all
+    known that are."""
+    if len(known) < KNOWN:
+        return True
     as_fast_s = known[0].step_s * (1 + TIE)
     nearest = min(tried.rank for tried in known if tried.step_s <= as_fast_s)
     return one.bound_s <= as_fast_s and one.chain.rank < nearest
@@ -333,12 +346,12 @@ def make_plan(
     allowed: Numerics = "harmless",
     fixed: Settings | None = None,
     packages: str | None = None,
-    on_next: Callable[[str], object] = lambda words: None,
+    on_next: OnNext = lambda words, left: None,
 ) -> Plan:
     """The fastest setting of `asked` within `room`, with `tokens` in an optimizer step.
 
     `fixed`: settings (nested) that are no choice. `allowed`: how far numerics may go. `packages`:
-    of attention kernels, as in `will_fit`. `on_next` is told each setting before it is predicted.
+    of attention kernels, as in `will_fit`. `on_next` is told what `Search` tells it.
     UserError for tokens that cannot be cut into sequences, and for a run that nothing can predict.
     """
     fixed = fixed or {}

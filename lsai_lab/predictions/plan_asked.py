@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,12 @@ from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import MARGIN, Gpu, find_gpu
 from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.predictions.asked import Source, gpu_called, sizes_that_exist
-from lsai_lab.predictions.plan import Plan, Room, gpu_with, make_plan
+from lsai_lab.predictions.plan import OnNext, Plan, Room, gpu_with, make_plan
 from lsai_lab.predictions.plan_space import Numerics, batches, with_usual_vocabulary
 from lsai_lab.project.files import merged
 
 _MOST_MARGIN = 0.5
+_COLUMNS = 110  # of the line that says so; longer words end in it
 _QUIET_S = 2.0  # an answer that takes longer says what it tries
 _EXAMPLE = 32  # sequences of a step, where nothing is said
 
@@ -39,8 +40,9 @@ class Question:
     packages: str | None = None
     remarks: list[str] = field(default_factory=list)
 
-    def answer(self, on_next: Callable[[str], object] = lambda words: None) -> Plan:
-        """The plan. `on_next` is told each setting before it is predicted."""
+    def answer(self, on_next: OnNext = lambda words, left: None) -> Plan:
+        """The plan. `on_next` is told each setting before it is predicted, and about how many are
+        left after it."""
         with sizes_that_exist(self.config):
             return make_plan(
                 self.config,
@@ -101,12 +103,20 @@ def ask(
 
 
 @contextmanager
-def shown_tries(file: TextIO, hidden: bool | None = None) -> Iterator[Callable[[str], None]]:
-    """Yields what is to be told each setting that is tried; after two seconds `file` shows it.
-    `hidden`: None where `file` is no terminal."""
-    with tqdm(unit=" settings", leave=False, delay=_QUIET_S, file=file, disable=hidden) as bar:
+def shown_tries(file: TextIO, hidden: bool | None = None) -> Iterator[OnNext]:
+    """Yields what is to be told each setting that is tried and how many are left; after two seconds
+    `file` shows it, with the time left. `hidden`: None where `file` is no terminal."""
+    with tqdm(
+        bar_format="{n} of about {total} settings, {elapsed} so far, {remaining} left: {desc}",
+        leave=False,
+        delay=_QUIET_S,
+        file=file,
+        disable=hidden,
+        ncols=_COLUMNS,
+    ) as bar:
 
-        def on_next(words: str) -> None:
+        def on_next(words: str, left: int) -> None:
+            bar.total = bar.n + 1 + left
             bar.set_description_str(words, refresh=False)
             bar.update()
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -244,3 +245,11 @@ def reading_root() -> Path:
         if os.environ.get("LSAI_ROOT") or not packaged.is_dir():
             raise
         return packaged
+
+
+def listed(given: str | Iterable[str]) -> list[str]:
+    """Several names as a list; a single one is a list of one, not of its letters. UserError for
+    what is neither."""
+    if not isinstance(given, Iterable):
+        raise UserError(f"a name, or a list of names, is wanted here, not {given!r}")
+    return [given] if isinstance(given, str) else list(given)

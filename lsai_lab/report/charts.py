@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lsai_lab.analysis.summary import require_columns
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.style import series_style
 
@@ -46,6 +47,7 @@ def bars(
     format of the scaled value, where `{ratio}` is the value over that of the first row. `low`,
     `high`: columns of the ends of a range. `color`: one, or one a row.
     """
+    require_columns(filter(None, (label, value, low, high)), frame)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))
     values = frame[value].astype(float) * scale
     places = np.arange(len(frame))
@@ -96,6 +98,7 @@ def lines(
     line's name stands at its right end, `legend=True`: below the figure. `styles`: of a series,
     arguments of `Axes.plot` in place of the default ones.
     """
+    require_columns((x, y, series), frame)
     axes = _axes(ax, height=2.6)
     ends = []
     for place, (name, rows) in enumerate(frame.groupby(series, sort=False)):

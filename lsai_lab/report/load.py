@@ -22,9 +22,10 @@ from typing import Any, Protocol, TypeAlias
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import flatten, listed
+from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import PAGE_FOLDER, load_yaml, reading_root
+from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root
+from lsai_lab.runs.difference import differing_settings
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
@@ -37,10 +38,11 @@ from lsai_lab.runs.records import (
     recorded_runs,
 )
 from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
-from lsai_lab.runs.session import Session, current_runs, differing_settings, planned_profile
+from lsai_lab.runs.session import Session, current_runs, planned_profile
 from lsai_lab.runs.study import Study, labels, load_study, study_names
 
 OWN = "this machine"
+TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 
 
@@ -165,7 +167,17 @@ def studies() -> list[str]:
 
 def parameters(name: str) -> dict[str, Any]:
     """The file `params/<name>.yaml`. UserError if there is none, or it cannot be read."""
-    return load_yaml(session().root / "params" / f"{name}.yaml")
+    path = session().root / "params" / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"there is no file params/{name}.yaml{hint(name, parameter_files())}")
+    return load_yaml(path)
+
+
+def parameter_files() -> list[str]:
+    """What `parameters` can read, by name: `scale`, `profiles/quick`."""
+    folder = session().root / "params"
+    found = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
+    return sorted(path.as_posix() for path in found)
 
 
 def study(name: str) -> Study:
@@ -178,11 +190,14 @@ def steps(run: AnyRun) -> pd.DataFrame:
     """One row per training step of a run (one that goes on or was stopped has the rows so far):
     loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
     both up to the end of the step (the sum of the steps' own times, without validation). Empty if
-    the run took no training steps."""
+    the run took no training steps; UserError for a run that is named and is no training."""
     folder = folder_of(run)
-    ended = (folder / "summary.json").exists()
-    frame = _rows(read_run(folder)) if ended else read_metrics(folder)
+    found = opened(folder)
+    frame = _rows(found) if found.summary.outcome != "unfinished" else read_metrics(folder)
     if not {"tokens_in_step", "step_ms"} <= {*frame}:
+        if not isinstance(run, Mapping | pd.Series) and found.summary.kind not in TRAININGS:
+            kind = f"of kind {found.summary.kind}, no training"
+            raise UserError(f"{found.summary.id} is {kind}; lab.points(run) has what it measured")
         return pd.DataFrame()
     frame["tokens"] = frame["tokens_in_step"].cumsum()
     frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
@@ -328,6 +343,8 @@ def folder_of(run: AnyRun) -> Path:
     folder = Path(found)
     if any((folder / name).exists() for name in ("run.json", "summary.json")):
         return folder
+    if found in studies():
+        raise UserError(f"{found!r} is a study, and a run is wanted: a row of lab.load({found!r})")
     if isinstance(found, Path) or (os.sep in found and folder.exists()):
         words = "take a row of lab.load(...), or its column `run`"
         raise UserError(f"{folder} is no run; {words}")

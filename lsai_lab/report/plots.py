@@ -117,7 +117,7 @@ def _lines(axes: Axes, plot: Plot, runs: pd.DataFrame) -> bool:
     column, name, factor = _AGAINST[plot.against]
     drawn = 0
     for _, row in runs.drop_duplicates("variant").iterrows():
-        rows = steps(row["run"])
+        rows = steps(row)
         if not {plot.metric, column} <= {*rows}:
             continue
         if plot.steady and "steady" in rows:

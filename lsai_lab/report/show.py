@@ -7,6 +7,7 @@ Markdown, so that JupyterLab, the HTML report and the PDF show one and the same.
 with its text as text, and PNG for viewers without; its data travel with it as CSV.
 """
 
+import html
 import io
 import os
 import re
@@ -17,9 +18,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from IPython.display import Markdown
+from IPython.display import HTML, Markdown
 
 from lsai_core.base.errors import UserError, hint
+from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.values import Format, cell, digits, shown
@@ -38,6 +40,13 @@ class Table(Markdown):
         return str(self.data)
 
 
+class Picture(HTML):
+    """Pictures as HTML; a terminal shows what they say in words."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(html.unescape, re.findall(r"<desc>(.*?)</desc>", str(self.data))))
+
+
 def table(
     frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
 ) -> Table:
@@ -51,6 +60,7 @@ def table(
     Markdown, those of records are not; missing values show as an en dash. Raises UserError for
     an unknown column.
     """
+    require_columns((), frame)
     formats = dict(formats or {})
     whole = frame
     names = [name for name in frame.columns if name != "run"]

@@ -1,7 +1,10 @@
 """What two runs differ in: settings, then results, then everything else. For notebooks and for the
 command line."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError
@@ -126,3 +129,32 @@ def _facts(run: Run) -> dict[str, Any]:
         "outcome": summary.outcome,
         "started": summary.started,
     } | flatten(parts)
+
+
+def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
+    """What sets each run's config apart from those of the same study, variant and part, in words
+    (`optim.lr=0.001`): see `settings_apart`."""
+    return {
+        folder: ", ".join(f"{key}={value}" for key, value in settings.items())
+        for folder, settings in settings_apart(runs).items()
+    }
+
+
+def settings_apart(runs: Iterable[Run]) -> dict[Path, dict[str, str]]:
+    """The settings, the seed left out, in which each run differs from any of the same study,
+    variant and part. A setting that an older record does not have is no difference."""
+    groups = defaultdict(list)
+    for run in runs:
+        config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
+        groups[run.summary.id.study, run.summary.id.variant, run.summary.id.part].append(
+            (run.folder, config)
+        )
+    apart = {}
+    for group in groups.values():
+        keys = sorted({key for _, config in group for key in config})
+        differ = [
+            key for key in keys if len({config[key] for _, config in group if key in config}) > 1
+        ]
+        for folder, config in group:
+            apart[folder] = {key: config[key] for key in differ if key in config}
+    return apart

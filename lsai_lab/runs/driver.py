@@ -9,6 +9,7 @@ its page.
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import os
 import shutil
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,16 @@ def run_plan(
     command: str,
     untimed_jobs: int = 1,
     again: bool = False,
+    called: Mapping[Path, str] | None = None,
+    stopped_by: Sequence[signal.Signals] = (),
 ) -> list[Summary]:
     """Execute what is not finished (with `again`, everything); prints one line per run and returns
     all summaries in the plan's order.
 
     `untimed_jobs` runs at a time share the machine if their results are no speeds (`Kind.timed`);
-    these come last. Raises Stopped if SIGTERM or SIGUSR1 arrived and runs are left, UserError
-    before any run that could not even begin.
+    these come last. `called`: what the line of a run calls it, by its folder. Raises Stopped if
+    SIGTERM, SIGUSR1 or one of `stopped_by` arrived and runs are left, UserError before any run that
+    could not even begin.
     """
     todo = [run for run in plan if again or not is_finished(run.folder)]
     if todo:
@@ -75,14 +79,15 @@ def run_plan(
         reused = f"reusing {len(plan) - len(todo)} of {len(plan)} runs"
         print(f"{reused} (same config, code, data and machine)", flush=True)
     done: set[Path] = set()
-    with stop_requests() as stop:
+    with stop_requests(*stopped_by) as stop:
         common: dict[str, Any] = {"root": root, "data_root": data_root, "command": command}
         common["stop"] = stop
 
         def execute(run: PlannedRun, beside: int) -> None:
             if stop.number is not None:
                 return
-            title = f"[{todo.index(run) + 1}/{len(todo)}] {run.name}"
+            name = (called or {}).get(run.folder, run.name)
+            title = f"[{todo.index(run) + 1}/{len(todo)}] {name}"
             if not again and (twin := _twin(run)) is not None:
                 _take_over(run, twin)
                 print(f"{title} is the same run as {twin.summary.id}, copied", flush=True)
@@ -189,13 +194,11 @@ def run_one(
         progress = Progress(run.kind, run.config, title, shown=not beside, live=live)
         target.unlink(missing_ok=True)  # the page of an earlier attempt is not this one's
         with contextlib.closing(progress) as bar:
+            look = functools.partial(_tell, rows, bar.update, on_rows)
             problem = execute_run(
-                run.folder,
-                data_root,
-                timeout_s=run.timeout_s,
-                watch=lambda: _tell(rows.read(), bar.update, on_rows),
-                **options,
+                run.folder, data_root, timeout_s=run.timeout_s, watch=look, **options
             )
+            look()  # at what came since the last time
         if not (run.folder / "summary.json").exists():
             when = started.isoformat(timespec="seconds")
             seconds = round(time.monotonic() - clock, 3)
@@ -207,10 +210,10 @@ def run_one(
         return Summary.read(run.folder)
 
 
-def _tell(new: list[dict[str, Any]], *listeners: OnRows | None) -> None:
-    for listener in listeners:
-        if listener is not None:
-            listener(new)
+def _tell(rows: NewRows, *listeners: OnRows | None) -> None:
+    new = rows.read()
+    for listener in filter(None, listeners):
+        listener(new)
 
 
 def _make_page(run: PlannedRun, page: Path, target: Path, options: dict[str, Any]) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import Diverged, UserError
 from lsai_core.base.files import write_json
+from lsai_core.base.plugins import own_fault
 from lsai_core.config.strict import Strict
 from lsai_core.training.combinations import checked
 from lsai_lab.data.prepare import prepared_id
@@ -123,7 +124,8 @@ class ActiveRun:
                 results = get_kind(self.kind).function()(self.config, context)
             except Exception as error:
                 outcome, reason = outcome_of(error)
-                if outcome == "failed" and not isinstance(error, UserError):
+                told = isinstance(error, UserError | Diverged) or own_fault(error)
+                if outcome == "failed" and not told:  # the reason says it all
                     cause = traceback.format_exc()
         print(cause, end="")
         if outcome in FINAL and (changed := self.changed("began")):

@@ -8,18 +8,20 @@ import functools
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import one_line
 from lsai_lab.runs import schema
+from lsai_lab.runs.difference import settings_apart
 from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
 from lsai_lab.runs.schema import read_as
 from lsai_lab.runs.writer import holder_of
 
+_TOLD = 8  # runs of which a word may be any
 SHORTEST_KEY = 3  # so many letters of a key, at least
 
 
@@ -158,6 +160,22 @@ def _recorded(reports: Path) -> Iterator[Found]:
         yield Found(folder, (f"{machine}/{study}.{name}", f"{study}.{name}", folder.name), key)
 
 
+def _told_apart(runs: list[Found]) -> list[str]:
+    """The keys of the newest of these own runs, those with a name first, each with its name and the
+    settings that most of the others do not have."""
+    records = {run: opened(run.folder) for run in runs}
+    apart = settings_apart(records.values())
+    counts = Counter(item for settings in apart.values() for item in settings.items())
+    told = []
+    by_age = sorted(runs, key=lambda run: records[run].summary.started, reverse=True)
+    for run in sorted(by_age, key=lambda run: not run.given)[:_TOLD]:
+        settings = apart[run.folder].items()
+        rare = [f"{k}={value}" for k, value in settings if counts[k, value] <= len(runs) / 2]
+        about = ", ".join([*sorted(run.given), *rare])
+        told.append(f"{run.key} ({about})" if about else run.key)
+    return [*told, *([f"{len(runs) - _TOLD} more"] if len(runs) > _TOLD else [])]
+
+
 def _only(text: str, runs: list[Found]) -> Path | None:
     """The run that `text` names, else the one whose key begins so; UserError if several do."""
     here = Path(text).absolute()
@@ -167,9 +185,8 @@ def _only(text: str, runs: list[Found]) -> Path | None:
     if len(found) > 1:  # what was only planned stands behind what was executed
         found = [run for run in found if has_begun(run.folder)] or found
     if len(found) > 1:
-        others: dict[str, Any] = dict.fromkeys(
-            run.names[0] if "/" in run.names[0] else run.key for run in found
-        )
-        by = "its machine" if any("/" in name for name in others) else "its key"
+        recorded = any("/" in run.names[0] for run in found)
+        others = [run.names[0] for run in found] if recorded else _told_apart(found)
+        by = "its machine" if recorded else "its key"
         raise UserError(f"{text!r} means several runs; choose one by {by}: {', '.join(others)}")
     return found[0].folder if found else None

@@ -32,6 +32,7 @@ from pydantic import Field
 
 from lsai_core.base.errors import Preempted, Unavailable, UserError
 from lsai_core.base.files import write_json
+from lsai_core.base.plugins import own_fault
 from lsai_lab.project.files import Name, named, one_line
 from lsai_lab.runs import schema
 from lsai_lab.runs.schema import Config, Results, Text, read_as, read_rows
@@ -362,4 +363,6 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
         UserError: "failed",
     }
     found = next((outcome for cls, outcome in known.items() if isinstance(error, cls)), None)
-    return (found, line) if found else ("failed", f"{type(error).__name__}: {line}")
+    if found:
+        return found, line
+    return "failed", own_fault(error) or f"{type(error).__name__}: {line}"

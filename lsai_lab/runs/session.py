@@ -7,13 +7,11 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import Unavailable
-from lsai_core.base.files import flatten
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import DataConfig
 from lsai_lab.data.checkpoints import require_same_tokenizer
@@ -167,24 +165,3 @@ def _by_plan(
     for place, runs in others.items():
         plans[place] = plans.get(place, {}) | runs
     return plans
-
-
-def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
-    """What sets each run's config apart from those of the same study, variant and part
-    (`optim.lr=0.001`), the seed left out. A setting that an older record does not have is no
-    difference."""
-    groups = defaultdict(list)
-    for run in runs:
-        config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
-        groups[run.summary.id.study, run.summary.id.variant, run.summary.id.part].append(
-            (run.folder, config)
-        )
-    texts = {}
-    for group in groups.values():
-        keys = sorted({key for _, config in group for key in config})
-        differ = [
-            key for key in keys if len({config[key] for _, config in group if key in config}) > 1
-        ]
-        for folder, config in group:
-            texts[folder] = ", ".join(f"{key}={config[key]}" for key in differ if key in config)
-    return texts

@@ -11,12 +11,16 @@ from lsai_core.base.errors import UserError, hint
 from lsai_lab.report.show import figure
 
 
+def drawings() -> dict[str, Callable[[], Figure]]:
+    """Every drawing by its name."""
+    modules = [module.name for module in pkgutil.iter_modules(__path__)]
+    declared = [importlib.import_module(f"{__name__}.{name}").DRAWINGS for name in modules]
+    return {function.__name__: function for each in declared for function in each}
+
+
 def draw(name: str) -> None:
     """Show the drawing `name`; UserError if there is none."""
-    found: dict[str, Callable[[], Figure]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        drawings = importlib.import_module(f"{__name__}.{module.name}").DRAWINGS
-        found |= {function.__name__: function for function in drawings}
+    found = drawings()
     if name not in found:
         raise UserError(f"there is no drawing {name!r}{hint(name, list(found))}")
     figure(found[name]())

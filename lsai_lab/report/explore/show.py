@@ -34,7 +34,7 @@ def explore(name: str) -> None:
     widget = _widget(name, data, getattr(module, "answer", None))
     if widget is not None:
         bundle |= widget._repr_mimebundle_()[0]
-    bundle["text/plain"] = module.TITLE if widget is not None else f"{module.TITLE}. {MISSING}"
+    bundle["text/plain"] = module.TITLE
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if widget is None:
         print(MISSING, file=sys.stderr)  # which the book leaves out
