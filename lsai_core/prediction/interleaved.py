@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -125,7 +126,7 @@ def _orders(processes: int, micro_batches: int) -> dict[int, list[Action]]:
     with one_rank():
         dist.init_process_group(rank=0, world_size=processes)
         x = torch.empty(1, device="meta")
-        stages = [
+        stages: list[Any] = [
             PipelineStage(
                 nn.Identity(), index, 2 * processes, torch.device("cpu"), x, output_args=x
             )
@@ -134,9 +135,11 @@ def _orders(processes: int, micro_batches: int) -> dict[int, list[Action]]:
         schedule = ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=lambda x, y: x)
     return {
         rank: [
-            (action.stage_index, action.computation_type.value, action.microbatch_index)
+            (action.stage_index, str(action.computation_type.value), action.microbatch_index)
             for action in actions
-            if action is not None and action.computation_type.value in _WHAT
+            if action is not None
+            and action.computation_type.value in _WHAT
+            and action.microbatch_index is not None
         ]
         for rank, actions in schedule.pipeline_order_with_comms.items()
     }

@@ -94,9 +94,10 @@ def peer_settings(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def peer_savings(comparisons: pd.DataFrame, ablation: pd.DataFrame) -> pd.DataFrame:
-    """The compiled `comparisons` with torchtitan and the Hugging Face Trainer, with the milliseconds
-    that this package saves by kernels that they lack, as studies speed and fp8 measured them within this package (`ablation`); missing
-    where it was not measured on that GPU."""
+    """The compiled `comparisons` with torchtitan and the Hugging Face Trainer, with the
+    milliseconds that this package saves by kernels that they lack, as studies speed and fp8
+    measured them within this package (`ablation`); missing where it was not measured on that
+    GPU."""
     good = ablation[ablation["outcome"] == "ok"]
     ms = good.groupby(["gpu", "part", "variant"])["step_ms"].median()
     compiled = ~comparisons["precision"].str.contains("not")
