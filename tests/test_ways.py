@@ -188,6 +188,22 @@ def test_hidden_messages_need_gpus_and_have_no_known_time() -> None:
     assert "what parallel.async_tp hides is not measured" in str(untimed(asked, find_gpu("h100")))
 
 
+@pytest.mark.parametrize(("version", "runs"), [("2.11.0+cu130", True), ("2.13.1+cpu", False)])
+def test_compiled_blocks_are_recomputed_where_the_compiler_can(
+    version: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    run = {"model": {"preset": "lab-tiny"}, "parallel": {"tp": 2}, "compile": True}
+    monkeypatch.setattr(torch, "__version__", version)
+    require(checked(TrainConfig, run | {"grad_checkpoint": "selective"}, "test"), cpu)
+    asked = checked(TrainConfig, run | {"grad_checkpoint": "full"}, "test")
+    if runs:
+        require(asked, cpu)
+        return
+    with pytest.raises(Unavailable, match="take grad_checkpoint selective"):
+        require(asked, cpu)
+
+
 def test_run_keys_are_what_they_were_before_there_were_kinds() -> None:
     usual = checked(TrainConfig, {"model": {"preset": "lab-tiny"}}, "test")
     assert set(key_values(usual)["parallel"]) == {

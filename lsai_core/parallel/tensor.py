@@ -31,6 +31,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from lsai_core.base.errors import Unavailable
 from lsai_core.model.feed_forward import swiglu_down
 from lsai_core.model.loss import Reduction, linear_cross_entropy
 from lsai_core.model.norm import Norm
@@ -65,6 +66,16 @@ def share(model: Transformer, mesh: DeviceMesh) -> None:
             module.attention.heads = (heads, kv_heads, kv_heads)
             module.mlp.swiglu_down = functools.partial(_swiglu_down, mesh)
     model.loss = functools.partial(_loss, mesh)
+
+
+def require_recomputation() -> None:
+    """Raise Unavailable where compiled blocks with shared matrices cannot be computed again as a
+    whole: PyTorch 2.13 saves a DeviceMesh among the tensors for the backward pass, and stops."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) > (2, 11):
+        raise Unavailable(
+            f"parallel.tp with compile and grad_checkpoint full fails in PyTorch 2.13 (this is "
+            f"{torch.__version__}, 2.11 works); take grad_checkpoint selective, or compile false"
+        )
 
 
 def sum_gradients(model: Transformer) -> None:

@@ -62,10 +62,14 @@ def attention_kernel(config: TrainConfig, device: torch.device) -> str:
 
 def require(config: TrainConfig, device: torch.device) -> str:
     """The attention kernel of a run, once all that it needs of this machine is found: kernel, fp8
-    recipe, compiler, symmetric memory. Raises Unavailable for what is missing; asked before
+    recipe, compiler, what shares matrices. Raises Unavailable for what is missing; asked before
     anything is built."""
     recipes.require(config.fp8.recipe, device)
     compiler.require(config.compile, device)
+    if config.parallel.tp > 1 and config.compile and config.grad_checkpoint == "full":
+        from lsai_core.parallel.tensor import require_recomputation
+
+        require_recomputation()
     if config.parallel.async_tp:
         from lsai_core.parallel.async_tensor import require_symmetric_memory
 
