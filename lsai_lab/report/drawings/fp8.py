@@ -15,7 +15,7 @@ BOXES = (
     ("scale\nand cast", 2.5, 1, True),
     ("x in fp8", 3.8, 1, False),
     ("transposed\ncopy", 3.8, 0, True),
-    ("matmul,\nsum in fp32", 5.3, 1, False),
+    ("matmul, sum in\nhigher precision", 5.3, 1, False),
     ("divide by\nboth scales", 6.7, 1, True),
     ("y\n(bf16)", 7.8, 1, False),
     ("w in fp8\n(likewise)", 5.3, 0, False),
