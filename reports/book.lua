@@ -63,7 +63,7 @@ local function div(element)
     return element
   end
   if element.classes:includes("quarto-book-part") and FORMAT:match("typst") then  -- typst-show.typ draws it
-    local title = pandoc.utils.blocks_to_inlines(element.content)
+    local title = pandoc.utils.blocks_to_inlines(element.content, {})  -- Quarto puts an empty paragraph before it
     return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
   end
   if not element.classes:includes("explore") then return end

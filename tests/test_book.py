@@ -333,6 +333,14 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     assert "(2.1)" not in text, "equations have no numbers"
 
 
+def test_a_part_of_the_pdf_begins_with_its_title() -> None:
+    pypandoc = pytest.importorskip("pypandoc")
+    part = "::: quarto-book-part\n`<!-- Quarto's mark -->`{=html}\n\nMany GPUs\n:::"
+    filters = [f"--lua-filter={CHECKOUT / 'reports' / 'book.lua'}"]
+    made = pypandoc.convert_text(part, "typst", format="markdown", extra_args=filters)
+    assert made.strip() == "#part[Many GPUs]", "no empty line before it"
+
+
 @pytest.mark.parametrize("engine", ["pandoc", "quarto"])
 def test_the_list_of_figures_names_the_pages_of_the_captions(
     tmp_path: Path, engine: Engine
