@@ -341,6 +341,18 @@ def test_a_part_of_the_pdf_begins_with_its_title() -> None:
     assert made.strip() == "#part[Many GPUs]", "no empty line before it"
 
 
+def test_word_numbers_chapters_as_the_other_formats_do(tmp_path: Path) -> None:
+    pypandoc = pytest.importorskip("pypandoc")
+    if not quarto():
+        pytest.skip("quarto is not on PATH")
+    folder = reports(tmp_path)
+    (folder / EXECUTED).write_text("project: { type: book }\n")
+    command = ["quarto", "render", folder, "--to", "docx", "--output-dir", tmp_path / "out"]
+    subprocess.run(command, check=True, capture_output=True)
+    text = pypandoc.convert_file(tmp_path / "out" / "lab-report.docx", "plain")
+    assert "see Figure 2.1, Table 2.1" in re.sub(r"\s+", " ", text), "a part is no chapter"
+
+
 @pytest.mark.parametrize("engine", ["pandoc", "quarto"])
 def test_the_list_of_figures_names_the_pages_of_the_captions(
     tmp_path: Path, engine: Engine
