@@ -347,7 +347,8 @@ def test_word_numbers_chapters_as_the_other_formats_do(tmp_path: Path) -> None:
         pytest.skip("quarto is not on PATH")
     folder = reports(tmp_path)
     (folder / EXECUTED).write_text("project: { type: book }\n")
-    command = ["quarto", "render", folder, "--to", "docx", "--output-dir", tmp_path / "out"]
+    out = str(tmp_path / "out")
+    command = ["quarto", "render", str(folder), "--to", "docx", "--output-dir", out]
     subprocess.run(command, check=True, capture_output=True)
     text = pypandoc.convert_file(tmp_path / "out" / "lab-report.docx", "plain")
     assert "see Figure 2.1, Table 2.1" in re.sub(r"\s+", " ", text), "a part is no chapter"
