@@ -63,9 +63,10 @@ local function div(element)
     return element
   end
   if element.classes:includes("quarto-book-part") and FORMAT:match("typst") then  -- typst-show.typ draws it
-    local title = pandoc.utils.blocks_to_inlines(element.content)
+    local title = pandoc.utils.blocks_to_inlines(element.content, {})  -- Quarto puts an empty paragraph before it
     return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
   end
+  if element.classes:includes("quarto-book-part") and not is_html then return {} end  -- Word: no numbered chapter
   if not element.classes:includes("explore") then return end
   local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
   if not is_html or not name then return {} end

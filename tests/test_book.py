@@ -333,6 +333,27 @@ def test_the_pdf_holds_the_chapters_and_no_code(book: Path) -> None:
     assert "(2.1)" not in text, "equations have no numbers"
 
 
+def test_a_part_of_the_pdf_begins_with_its_title() -> None:
+    pypandoc = pytest.importorskip("pypandoc")
+    part = "::: quarto-book-part\n`<!-- Quarto's mark -->`{=html}\n\nMany GPUs\n:::"
+    filters = [f"--lua-filter={CHECKOUT / 'reports' / 'book.lua'}"]
+    made = pypandoc.convert_text(part, "typst", format="markdown", extra_args=filters)
+    assert made.strip() == "#part[Many GPUs]", "no empty line before it"
+
+
+def test_word_numbers_chapters_as_the_other_formats_do(tmp_path: Path) -> None:
+    pypandoc = pytest.importorskip("pypandoc")
+    if not quarto():
+        pytest.skip("quarto is not on PATH")
+    folder = reports(tmp_path)
+    (folder / EXECUTED).write_text("project: { type: book }\n")
+    out = str(tmp_path / "out")
+    command = ["quarto", "render", str(folder), "--to", "docx", "--output-dir", out]
+    subprocess.run(command, check=True, capture_output=True)
+    text = pypandoc.convert_file(tmp_path / "out" / "lab-report.docx", "plain")
+    assert "see Figure 2.1, Table 2.1" in re.sub(r"\s+", " ", text), "a part is no chapter"
+
+
 @pytest.mark.parametrize("engine", ["pandoc", "quarto"])
 def test_the_list_of_figures_names_the_pages_of_the_captions(
     tmp_path: Path, engine: Engine
