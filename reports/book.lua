@@ -1,6 +1,6 @@
 -- Both engines: what is neither text nor a picture of ours is taken out of foreign outputs; a pointer over a mark of a
--- figure shows its values; answers and code are folded, and code is left out of the PDF. Without Quarto also what it
--- does itself, as far as the book uses it: numbers of figures and tables, and references to them.
+-- figure shows its values; answers are folded. Without Quarto also what it does itself, as far as the book uses it:
+-- numbers of figures and tables, and references to them.
 
 local is_html = FORMAT:match("html") ~= nil
 
@@ -85,10 +85,6 @@ local function fold(title, blocks)
   return blocks
 end
 
-local function code(element)
-  if element.classes:includes("python") then return is_html and fold("Code", pandoc.Blocks({ element })) or {} end
-end
-
 local function quote(element)  -- an answer is open on paper; on a screen the reader may try first
   local inlines = is_html and element.content[1] and element.content[1].content
   if not inlines or pandoc.utils.stringify(inlines[1] or "") ~= "Answer." then return end
@@ -150,9 +146,8 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  local folds = { BlockQuote = quote, CodeBlock = code }
   if FORMAT:match("typst") then doc.blocks = whole_beginnings(doc.blocks) end
-  doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk(folds)
+  doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc
 end

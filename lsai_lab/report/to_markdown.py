@@ -42,7 +42,7 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
     """
     import nbformat  # takes a second, which a report that changed nothing can do without
 
-    texts, codes = list[str](), list[str]()
+    texts = list[str]()
     try:
         notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
         numbers = collected(notebook)
@@ -50,12 +50,8 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
         for at, cell in enumerate(notebook.cells):
             if not _SKIPPED & set(cell.metadata.get("tags", [])):
                 code, text = _cell(cell, target.parent, f"{target.stem}-{at}", numbers)
-                if code:
-                    codes.append(code)
-                elif codes and re.search("(?m)^#", text):  # the code of a section stands at its end
-                    texts, codes = [*texts, fenced("\n\n".join(codes), "python")], []
+                texts += [fenced(code, "python")] if code else []
                 texts += [text] if text else []
-        texts += [fenced("\n\n".join(codes), "python")] if codes else []
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, texts = (
             problem or f"It could not be read: {str(error)[:500]}",

@@ -1,7 +1,10 @@
 """What the reader's own runs gave, beside the recorded ones: for the one chapter that changes with
 them."""
 
+from collections.abc import Mapping
+
 import pandas as pd
+from IPython.display import Markdown
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
@@ -9,6 +12,8 @@ from lsai_lab.analysis.summary import relative, summarize
 from lsai_lab.report.charts import panels
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.load import load, recorded, study
+from lsai_lab.report.show import table
+from lsai_lab.report.values import Format
 
 _METRICS = {"speed": "tokens_per_s", "memory": "mem_peak_allocated_gib"}
 _RATES = {
@@ -25,12 +30,13 @@ def own_runs() -> pd.DataFrame:
     return runs[runs["own"].astype(bool)]
 
 
-def or_nothing(frame: pd.DataFrame, words: str = "nothing ran here yet") -> pd.DataFrame:
-    """`frame`; if it has no rows, one row that says `words` in the first column."""
-    if len(frame):
-        return frame
-    columns = frame.columns if len(frame.columns) else ["runs"]
-    return pd.DataFrame([{columns[0]: words}], columns=columns, dtype=object)
+def or_nothing(
+    frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
+) -> Markdown:
+    """`frame` as `lab.table` shows it; if it has no rows, a sentence that says so."""
+    if frame.empty:
+        return Markdown("Nothing to show: no such run was made here yet.")  # type: ignore[no-untyped-call]
+    return table(frame, formats, link=link)
 
 
 def own_counts(own: pd.DataFrame) -> pd.DataFrame:
@@ -53,15 +59,16 @@ def own_ends(own: pd.DataFrame) -> pd.DataFrame:
 
 
 def own_rates() -> pd.DataFrame:
-    """What each machine reaches, the reader's first: a row an operation, a column a machine."""
+    """What each machine reaches, the reader's first: a row an operation, a column a machine, those
+    of the recorded GPUs in capitals (`H100`)."""
     runs = load("machine")
     good = runs[runs["outcome"] == "ok"].drop_duplicates("machine", keep="last")
     rows: dict[str, pd.Series] = {}
     for words, column in _RATES.items():
         if column in good:
             rows[words] = good.set_index("machine")[column].astype(float)
-    table = pd.DataFrame(rows).T.reindex(list(_RATES))
-    return table.reset_index(names="operation")
+    rates = pd.DataFrame(rows).T.reindex(list(_RATES))
+    return rates.rename(columns={"h100": "H100", "h200": "H200"}).reset_index(names="operation")
 
 
 def own_ratios(own: pd.DataFrame) -> pd.DataFrame:
