@@ -320,9 +320,7 @@ def test_the_pdf_holds_the_chapters_and_their_programs(book: Path) -> None:
         and "see Figure 2.1, Table 2.1" in text
         and "Dao" in text
     )
-    assert (
-        "Large-scale AI engineering" in pages[0] and "lab.figure()" in text and "?@" not in text
-    )
+    assert "Large-scale AI engineering" in pages[0] and "lab.figure()" in text and "?@" not in text
     # the abstract
     assert date.today().isoformat() in pages[0] and "stochastic rounding" in pages[0]
     assert "are measured alone and together" in text

@@ -232,10 +232,25 @@ def test_what_a_run_is_called_is_checked_before_anything_is_written(empty: Path)
             run.annotate(**wrong)
         with pytest.raises(UserError, match=r"is called: (name|tags|note)"):
             lab.open_run("memory", "bf16", **wrong)
+    for taken in (RECORDED, "a,b"):
+        with pytest.raises(UserError, match="cannot be the name of a run"):
+            lab.open_run("memory", "bf16", name=taken)
     assert (folder / "run.json").read_bytes() == before
     assert [*empty.glob("*/*/run.json")] == [folder / "run.json"]
     run.annotate(tags="x", name="called")
     assert run.tags == ["x"] and lab.find_run("called").outcome == "ok"
+    (folder / "run.json").write_text(json.dumps({"name": RECORDED}))  # as older versions allowed
+    assert "recorded" in lab.find_run(RECORDED).folder.parts
+
+
+def test_a_comparison_says_whose_speed_was_disturbed(empty: Path) -> None:
+    def own(variant: str, **results: Any) -> Path:
+        return write_run(empty, "memory", variant, results=results)
+
+    other, quiet = own("baseline", tokens_per_s=5.0), own("window_256", tokens_per_s=4.0)
+    beside = lab.compare(own("bf16", tokens_per_s=9.0, disturbed="2 other runs"), other)
+    assert "speeds compare poorly: the first was disturbed" in repr(beside)
+    assert "poorly" not in repr(lab.compare(other, quiet))
 
 
 def test_mfu_of_two_peaks_has_no_ratio(empty: Path) -> None:

@@ -17,7 +17,15 @@ from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
 from lsai_lab.runs.difference import RESULTS, differing_settings, in_unit
 from lsai_lab.runs.kinds import get_kind
-from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
+from lsai_lab.runs.records import (
+    Run,
+    call,
+    find_runs,
+    is_finished,
+    recorded_runs,
+    require_own_name,
+    runs_frame,
+)
 from lsai_lab.runs.session import Session, current_runs, planned_profile
 from lsai_lab.runs.study import PlannedRun, study_names
 from lsai_lab.runs.writer import require_runs
@@ -203,6 +211,7 @@ def _finish(
     """Execute, show the table, and exit with 1 if a run did not end as it should, 2 if none could
     begin here."""
     about = {key: value for key, value in about.items() if value}
+    require_own_name(about.get("name", ""))
     try:
         summaries = session.run(plan, **options)
     finally:

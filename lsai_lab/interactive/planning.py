@@ -7,6 +7,7 @@ from typing import Any
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.project.files import listed, parse_value
+from lsai_lab.runs.records import require_own_name
 from lsai_lab.runs.schema import Text
 from lsai_lab.runs.study import Study, matching
 
@@ -48,8 +49,11 @@ ABOUT = tuple(_About.model_fields)
 
 def checked_about(given: Mapping[str, Any]) -> dict[str, Any]:
     """`name`, `tags` and `note`, as far as they are given, as `run.json` keeps them; a single tag
-    becomes a list. UserError for anything but texts."""
+    becomes a list. UserError for anything but texts, and for a name that could be the address of
+    another run."""
     told = dict(given)
+    if isinstance(name := told.get("name"), str):
+        require_own_name(name)
     if isinstance(tags := told.get("tags"), str | tuple | set):
         told["tags"] = listed(tags)
     return validated(_About, told, "what the run is called").model_dump(exclude_unset=True)

@@ -26,6 +26,7 @@ RESULTS = {
 }
 
 _OF_A_TEXT = ("_loss", "_perplexity")
+_TIMED = ("results.tokens_per_s", "results.step_ms", "results.mfu")
 _SAME_PEAK = 1.05  # measured peaks of one device differ by so much
 
 
@@ -53,7 +54,20 @@ class Difference:
     @property
     def remark(self) -> str:
         """Why some results of the two do not compare; empty if all do."""
-        return "; ".join(filter(None, (self._two_texts, self._two_peaks)))
+        return "; ".join(filter(None, (self._two_texts, self._two_peaks, self._disturbed)))
+
+    @property
+    def _disturbed(self) -> str:
+        """Which of the two shared its machine while it was timed; empty if none did."""
+        whose = [
+            name
+            for name, facts in (("the first", self.one), ("the second", self.other))
+            if facts.get("results.disturbed")
+        ]
+        if not whose or not any(key in self.results for key in _TIMED):
+            return ""
+        were = "were" if len(whose) > 1 else "was"
+        return f"speeds compare poorly: {' and '.join(whose)} {were} disturbed"
 
     @property
     def _two_texts(self) -> str:

@@ -147,7 +147,8 @@ def given_names(folder: Path) -> list[str]:
 
 def _own(folder: Path) -> Found:
     name, _, key = folder.name.rpartition("-")
-    given = given_names(folder)
+    # Older versions let a person call a run as a recorded one is addressed.
+    given = [called for called in given_names(folder) if "/" not in called]
     others = [", ".join(given)] if len(given) > 1 else []
     names = (*given, *others, f"{folder.parent.name}.{name}", folder.name)
     return Found(folder, names, key, frozenset((*given, *others)))
