@@ -141,5 +141,8 @@ def test_what_cannot_serve_is_refused_in_one_line(project: Project) -> None:
     write(project, "attention/broken", "import no_such_package")
     said = refused(project, "attention.backend=broken")
     assert "broken.py cannot be imported (ModuleNotFoundError: No module" in said
+    write(project, "losses/unfinished", "def LOSS(logits_NV, targets_N)\n    return 0\n")
+    said = refused(project, "loss=unfinished")
+    assert "techniques/losses/unfinished.py, line 1: SyntaxError: expected ':'" in said
     write(project, "attention/empty", "")
     assert "empty.py declares no BACKEND" in refused(project, "attention.backend=empty")

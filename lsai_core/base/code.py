@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base import plugins
+from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages
@@ -134,7 +135,10 @@ def _each_name(path: Path) -> Iterator[str]:
 
 def _tree(path: Path) -> ast.Module:
     with _ONE_PARSER:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        try:
+            return ast.parse(path.read_text(encoding="utf-8"))
+        except SyntaxError as error:
+            raise UserError(f"{path}, line {error.lineno}: SyntaxError: {error.msg}") from None
 
 
 @functools.cache
