@@ -14,10 +14,9 @@ const facts = JSON.parse(document.getElementById("facts")?.textContent ?? "{}"),
 // Light or dark is as the system is, until the reader chooses. Quarto has a button of its own.
 if (!document.body.className) {
   const kept = (() => { try { return localStorage; } catch { return {}; } })(), { style } = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)");
   style.colorScheme = kept.colorScheme ?? "";
   const onclick = () => {
-    const dark = (style.colorScheme || (system.matches ? "dark" : "light")) === "dark";
+    const dark = (style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
     kept.colorScheme = style.colorScheme = dark ? "light" : "dark";
   };
   const words = { title: "Light or dark", ariaLabel: "Light or dark", textContent: "◐" };
@@ -53,8 +52,7 @@ for (const table of all("main table:has(thead)")) {
     head.append(make("button", facts, ...words));
   }
 }
-for (const cell of all("main th, main td[style*=left]:not(:has(input))"))  // how wide its words are in one line, for a phone
-  cell.style.setProperty("--letters", cell.textContent.trim().length);
+all("main th, main td[style*=left]:not(:has(input))").forEach((td) => td.style.setProperty("--letters", td.textContent.length));
 addEventListener("load", () => {  // what scrolls can be reached by keys
   for (const part of all("main pre, main p:has(> math), main figure > *"))
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;

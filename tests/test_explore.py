@@ -473,11 +473,14 @@ def explored(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]
 
 
 def test_without_anywidget_it_is_a_picture_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, explored: Callable[[str], dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch,
+    explored: Callable[[str], dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
     bundle = explored("rounding")
-    assert "<svg" in bundle["image/svg+xml"] and "anywidget" in bundle["text/plain"]
+    assert "<svg" in bundle["image/svg+xml"] and "weight in bf16" in bundle["text/plain"]
+    assert "install anywidget" in capsys.readouterr().err
     assert not any("widget" in mime for mime in bundle)
 
 

@@ -129,7 +129,7 @@ def test_completion_offers_few_names_and_chapters_find_theirs() -> None:
 
 
 def test_examples_of_at_most_six_statements_or_a_few_commands() -> None:
-    assert len(EXAMPLES) == 15
+    assert len(EXAMPLES) == 16
     for title, (language, source) in EXAMPLES.items():
         if language != "python":
             assert len(source.splitlines()) <= 5, title
