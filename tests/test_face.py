@@ -149,7 +149,7 @@ def test_an_example_in_python_runs(shown: dict[str, tuple[bool, str]], title: st
 @pytest.mark.slow
 def test_what_the_examples_show(shown: dict[str, tuple[bool, str]], lab: Project) -> None:
     differ = shown["A sweep"][1]
-    assert "optim.lr=0.001" in differ and "optim.lr=0.003" in differ
+    assert "0.00100" in differ and "optim.lr=0.003" in differ
     machines = shown["Your machine beside the H200"][1]
     assert "h200" in machines and "(this machine, quick)" in machines and "bf16" in machines
     shares = dict(re.findall(r"(?m)^\| (\w+) +\|.* (\d+)% +\|", machines))

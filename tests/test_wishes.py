@@ -233,7 +233,7 @@ def test_a_run_shows_itself_while_it_goes_on_and_after_an_interrupt(folder: Proj
     assert "goes on" in said and int(said.split()[0]) > 0, done.stderr
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in err and "execute() goes on from its checkpoint" in err, err
+    assert "stopped:" in err and "execute() goes on from its checkpoint" in err, err
     code = look + "; run.plot(); print(run.outcome, repr(run))"
     done = subprocess.run([sys.executable, "-c", code], **options, capture_output=True, text=True)
     assert "preempted" in done.stdout and "goes on from its checkpoint" in done.stdout, done.stderr
