@@ -47,6 +47,7 @@ from lsai_lab.benches.machine import measure_ceilings
 from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.machine.environment import environment
+from lsai_lab.report.load import session
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
@@ -162,6 +163,17 @@ def losses(folder: Path) -> list[float]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(len(rows)))
     return [row["loss"] for row in rows]
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No own runs, in the checkout's laboratory, without a profile."""
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("LSAI_PROFILE", raising=False)
+    session.cache_clear()
+    yield tmp_path / "runs"
+    session.cache_clear()
 
 
 def write_run(

@@ -3,42 +3,35 @@ dot what a thing has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jedi
 import pandas as pd
 import pytest
-from conftest import CHECKOUT, write_run
+from conftest import write_run
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import lsai_lab as lab
-from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+def shell(empty: Path) -> InteractiveShell:
     """A shell with some variables, in the checkout's laboratory, with two runs of its own."""
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
-    monkeypatch.delenv("LSAI_PROFILE", raising=False)
-    load.session.cache_clear()
-    folder = write_run(tmp_path / "runs", "memory", "bf16")
+    folder = write_run(empty, "memory", "bf16")
     (folder / "run.json").write_text('{"name": "first"}')
     (folder / "model").mkdir()
-    write_run(tmp_path / "runs", "memory", "baseline")
+    write_run(empty, "memory", "baseline")
     shell = InteractiveShell.instance()
     runs = lab.recorded("memory").query("part == 'train'")
     rows = pd.DataFrame({"machine": ["h100"], "variant": ["bf16"], "tokens_per_s": [1.0]})
     both = lab.compare(RECORDED, "h200/memory.bf16")
     shell.user_ns.update(lab=lab, runs=runs, rows=rows, both=both, run=lab.find_run(RECORDED))
     lab._offer_names()
-    yield shell
-    load.session.cache_clear()
+    return shell
 
 
 def offered(shell: InteractiveShell, text: str) -> list[str]:

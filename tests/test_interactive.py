@@ -10,14 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from conftest import CHECKOUT, write_run
+from conftest import write_run
 from IPython.lib.pretty import pretty
 
 import lsai_core
@@ -25,24 +24,12 @@ import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Part, as_html, as_text
 from lsai_lab.predictions.plan_asked import shown_tries
-from lsai_lab.report import load
 
 RECORDED = "h100/memory.bf16"
 GEMM = "h100/gemm.machine.products"
 FRAME = pd.DataFrame({"variant": ["bf16"], "tokens_per_s": [1.0]})
 MODEL = torch.nn.Linear(2, 2)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters())
-
-
-@pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No own runs, in the checkout's laboratory, without a profile."""
-    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
-    monkeypatch.delenv("LSAI_PROFILE", raising=False)
-    load.session.cache_clear()
-    yield tmp_path / "runs"
-    load.session.cache_clear()
 
 
 def test_runs_studies_configs_and_predictions_show_tables(empty: Path) -> None:

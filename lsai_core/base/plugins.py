@@ -79,10 +79,14 @@ def own_fault(error: BaseException) -> str | None:
     for frame in reversed(frames):
         path = Path(frame.filename)
         if folder is not None and path.is_absolute() and path.resolve().is_relative_to(folder):
-            line = " ".join(str(error).split())[:300]
             where = path.relative_to(folder.parent)
-            return f"{where}, line {frame.lineno}: {type(error).__name__}: {line}"
+            return f"{where}, line {frame.lineno}: {_told(error)}"
     return None
+
+
+def _told(error: BaseException) -> str:
+    """The kind of an error and what it says, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,8 +99,5 @@ def _imported(path: Path, changed_ns: int) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{path} cannot be imported ({type(error).__name__}: {line}); mend it"
-        ) from error
+        raise UserError(f"{path} cannot be imported ({_told(error)}); mend it") from error
     return module

@@ -39,9 +39,10 @@ def cost_by_steps(runs: pd.DataFrame, base: str = "fp32", steps_each: int = 185)
     on, all of one machine: `variant`, `loss` (training, the mean over each `steps_each` steps, or
     validation, where it was measured), `tokens` read until then, `mean` of the seeds, `half` of the
     95 % interval, `n`. UserError if a variant has two runs of one seed."""
-    require_one_run_a_seed(runs)
+    ended = runs[runs["outcome"] == "ok"]
+    require_one_run_a_seed(ended)
     found = []
-    for run in runs[runs["outcome"] == "ok"].to_dict("records"):
+    for run in ended.to_dict("records"):
         rows = steps(run)
         groups = rows.groupby(rows["step"] // steps_each)
         training = groups.agg(tokens=("tokens", "max"), value=("loss", "mean"))

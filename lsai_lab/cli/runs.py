@@ -15,17 +15,10 @@ from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
+from lsai_lab.interactive.planning import about
 from lsai_lab.runs.difference import RESULTS, differing_settings, in_unit
 from lsai_lab.runs.kinds import get_kind
-from lsai_lab.runs.records import (
-    Run,
-    call,
-    find_runs,
-    is_finished,
-    recorded_runs,
-    require_own_name,
-    runs_frame,
-)
+from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs, planned_profile
 from lsai_lab.runs.study import PlannedRun, study_names
 from lsai_lab.runs.writer import require_runs
@@ -56,8 +49,8 @@ def train(
     if name_of_study is not None:
         raise UserError(f"the study of `lsai train` is an option: --study {name_of_study}")
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    about = {"name": name, "note": note, "tags": tag}
-    _run_one(Session(profile), study, "train", technique, overrides, again, about, dry_run)
+    told = about(name, tag or [], note)
+    _run_one(Session(profile), study, "train", technique, overrides, again, told, dry_run)
 
 
 def find_batch(
@@ -95,7 +88,7 @@ def study(
 ) -> None:
     session = Session(profile)
     overrides = overrides_from(set_, batch_size, dataset, no_memory_profiling)
-    about = {"name": run_name, "note": note, "tags": tag}
+    told = about(run_name, tag or [], note)
     if name is None:
         chosen: dict[str, Any] = {
             "--only": only,
@@ -120,7 +113,7 @@ def study(
     wanted = {"only": names(only), "skip": names(skip), "overrides": overrides}
     plan = _planned(session, name, names(parts), **wanted)
     if not dry_run:
-        return _finish(session, plan, about, again=again)
+        return _finish(session, plan, told, again=again)
     _show_plan(plan, as_json, full)
 
 
@@ -171,7 +164,7 @@ def _run_one(
     variant: str,
     overrides: dict[str, Any],
     again: bool,
-    about: dict[str, Any],
+    told: dict[str, Any],
     dry_run: bool,
 ) -> None:
     """Run (or show) the first part of this kind that measures `variant`."""
@@ -187,7 +180,7 @@ def _run_one(
     plan = _planned(session, name, [part], only=[variant], overrides=overrides)[:1]
     if dry_run:
         return _show_plan(plan)
-    _finish(session, plan, about, again=again)
+    _finish(session, plan, told, again=again)
 
 
 def _planned(session: Session, name: str, parts: list[str], **selection: Any) -> list[PlannedRun]:
@@ -205,18 +198,14 @@ def _planned(session: Session, name: str, parts: list[str], **selection: Any) ->
     )
 
 
-def _finish(
-    session: Session, plan: list[PlannedRun], about: dict[str, Any], **options: Any
-) -> None:
+def _finish(session: Session, plan: list[PlannedRun], told: dict[str, Any], **options: Any) -> None:
     """Execute, show the table, and exit with 1 if a run did not end as it should, 2 if none could
     begin here."""
-    about = {key: value for key, value in about.items() if value}
-    require_own_name(about.get("name", ""))
     try:
         summaries = session.run(plan, **options)
     finally:
         for run in plan:
-            call(run.folder, about)
+            call(run.folder, told)
     folders = {run.folder for run in plan}
     show([run for run in find_runs(session.runs_root) if run.folder in folders])
     if any(summary.outcome in ("failed", "timeout", "preempted") for summary in summaries):

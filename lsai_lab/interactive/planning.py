@@ -2,12 +2,13 @@
 of a study is meant where none is named, and what a person calls a run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.project.files import listed, parse_value
-from lsai_lab.runs.records import require_own_name
 from lsai_lab.runs.schema import Text
 from lsai_lab.runs.study import Study, matching
 
@@ -36,10 +37,21 @@ def as_nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
+def _own_name(name: str) -> str:
+    """`name`, if it cannot be read as something else: `machine/study.run` is a recorded run, and a
+    comma stands between names."""
+    if found := [mark for mark in ("/", ",") if mark in name]:
+        raise ValueError(
+            f"{name!r} cannot be the name of a run: {found[0]!r} stands in the addresses of "
+            "recorded runs or between names"
+        )
+    return name
+
+
 class _About(Strict):
     """What a person calls a run."""
 
-    name: Text | None = None
+    name: Annotated[Text, AfterValidator(_own_name)] | None = None
     tags: list[Text] = []
     note: Text | None = None
 
@@ -52,8 +64,6 @@ def checked_about(given: Mapping[str, Any]) -> dict[str, Any]:
     becomes a list. UserError for anything but texts, and for a name that could be the address of
     another run."""
     told = dict(given)
-    if isinstance(name := told.get("name"), str):
-        require_own_name(name)
     if isinstance(tags := told.get("tags"), str | tuple | set):
         told["tags"] = listed(tags)
     return validated(_About, told, "what the run is called").model_dump(exclude_unset=True)

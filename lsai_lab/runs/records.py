@@ -254,16 +254,6 @@ def annotate(folder: Path, **about: Any) -> None:
         write_json(path, json.loads(path.read_bytes()) | given)
 
 
-def require_own_name(name: str) -> None:
-    """UserError if a person's name for a run could be read as something else: `machine/study.run`
-    is a recorded run, and a comma stands between names."""
-    if found := [mark for mark in ("/", ",") if mark in name]:
-        raise UserError(
-            f"{name!r} cannot be the name of a run: {found[0]!r} stands in the addresses of "
-            "recorded runs or between names"
-        )
-
-
 def call(folder: Path, about: Mapping[str, Any]) -> None:
     """Add to what a person calls the run in `folder`: a run that is used again, under another name
     or with other tags, keeps its own, too; notes become one, `; ` between them."""
