@@ -331,7 +331,9 @@ def _known_to_formulas(
         config.parallel.tp * config.parallel.pp == 1 and config.parallel.kind == "fsdp"
         for config in configs
     ]
-    return rows[known], list(itertools.compress(configs, known))
+    # As a series: of no rows, a bare list would choose columns.
+    chosen = rows[pd.Series(known, index=rows.index, dtype=bool)]
+    return chosen, list(itertools.compress(configs, known))
 
 
 def beside() -> tuple[float, list[float], dict[str, Any]]:
