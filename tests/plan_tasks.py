@@ -2,7 +2,7 @@
 
     python tests/plan_tasks.py --draw              writes reports/predictions/plan_tasks.json
     python tests/plan_tasks.py --plan PLANS        plans them (under a minute each), a line each;
-                                                   goes on where it stopped
+                                                   goes on where it stopped; --workers 16
     python tests/plan_tasks.py --measure PLANS OUT --seconds 500    on a GPU: runs each plan with
                                                    its budget as the process's cap, and writes
                                                    budget, peak reserved and outcome
@@ -21,6 +21,8 @@ import math
 import random
 import statistics
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +97,16 @@ def planned(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan_all(path: Path) -> None:
+def plan_all(path: Path, workers: int) -> None:
     """Add the plans that `path` lacks, a line each."""
     done = {row["name"] for row in read_jsonl(path)} if path.exists() else set()
-    for task in json.loads(TASKS.read_text(encoding="utf-8")):
-        if task["name"] not in done:
-            row = planned(task)
+    tasks = json.loads(TASKS.read_text(encoding="utf-8"))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for row in pool.map(planned, [task for task in tasks if task["name"] not in done]):
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             words = row["predicted"]["words"] if row["settings"] else "nothing fits its GPU memory"
-            print(task["name"], words, flush=True)
+            print(row["name"], words, flush=True)
 
 
 def measure_all(path: Path, out: Path, seconds: float) -> None:
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true")
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--measure", type=Path, nargs=2)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()
@@ -140,7 +143,7 @@ def main() -> None:
         lines = ",\n".join(json.dumps(task, separators=(",", ":")) for task in draw())
         write_text(TASKS, f"[\n{lines}\n]\n")
     if asked.plan:
-        plan_all(asked.plan)
+        plan_all(asked.plan, asked.workers)
     if asked.measure:
         plans, out = asked.measure
         measure_all(plans, out, asked.seconds)
