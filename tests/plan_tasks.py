@@ -21,7 +21,7 @@ import math
 import random
 import statistics
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,9 @@ def plan_all(path: Path, workers: int) -> None:
     done = {row["name"] for row in read_jsonl(path)} if path.exists() else set()
     tasks = json.loads(TASKS.read_text(encoding="utf-8"))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for row in pool.map(planned, [task for task in tasks if task["name"] not in done]):
+        asked = [pool.submit(planned, task) for task in tasks if task["name"] not in done]
+        for answer in as_completed(asked):
+            row = answer.result()
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             words = row["predicted"]["words"] if row["settings"] else "nothing fits its GPU memory"
