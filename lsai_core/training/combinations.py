@@ -8,7 +8,7 @@ that need torch are imported where a setting asks for them: planning a usual run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -191,11 +191,16 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding", "rounded"})
     if optim.model_dump(include=set(usual)) == usual:
         return None
-    refused: str | None = declared(package, optim.name, "OPTIMIZER", "optimizers").refusal(optim)
-    return refused
+    from lsai_core.optimizers.base import Optimizer
+
+    declaration: Optimizer = declared(package, optim.name, "OPTIMIZER", "optimizers", Optimizer)
+    return declaration.refusal(optim)
 
 
 def _refusal_of_loss(name: str) -> str | None:
-    if name in (known := (*LOSSES, *own("losses"))):
+    if name in LOSSES:
         return None
-    return f"unknown loss {name!r}{hint(name, known)}"
+    if name not in (known := (*LOSSES, *own("losses"))):
+        return f"unknown loss {name!r}{hint(name, known)}"
+    declared("", name, "LOSS", "losses", Callable)
+    return None
