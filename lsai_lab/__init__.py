@@ -57,10 +57,13 @@ From frames to frames and numbers:
 What single chapters compute (`help("lsai_lab.chapters")` lists it) is there, too: `lab.<name>`.
 """
 
+import functools
 import importlib
+import inspect
 import sys
 from typing import Any
 
+from lsai_core.base.calls import checked_call
 from lsai_core.base.errors import UserError, hint, not_installed
 from lsai_core.base.shown import UnknownName
 from lsai_lab.chapters import NAMES
@@ -122,13 +125,20 @@ def _imported(module: str) -> Any:
         raise UserError(line) from None
 
 
+@functools.cache
+def _face(module: str, name: str) -> Any:
+    """What a name stands for; wrong arguments of a function are told in one line."""
+    found = getattr(_imported(module), name)
+    return checked_call(found, f"lab.{name}") if inspect.isfunction(found) else found
+
+
 def __getattr__(name: str) -> Any:
     if name == "lab":  # `from lsai_lab import lab`
         return sys.modules[__name__]
     if name == "style":
         return _imported("lsai_lab.report.style").apply_style
     if name in _MODULES:
-        return getattr(_imported(_MODULES[name]), name)
+        return _face(_MODULES[name], name)
     meant = hint(name, [*__all__, *_MODULES]) if name[:1] != "_" else ""
     meant = "; lab.open_run opens a run, lab.find_run one that is there" if name == "run" else meant
     wrong = AttributeError if name[:1] == "_" else UnknownName

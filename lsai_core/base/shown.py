@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import difflib
 import html
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from lsai_core.base.calls import checked_call
 
 LONGEST = 200  # characters of a value
 Row = Sequence[Any]
@@ -35,7 +38,14 @@ class UnknownName(AttributeError):
 
 
 class Shown:
-    """Base of what shows itself by the tables of `shown()`."""
+    """Base of what shows itself by the tables of `shown()`; wrong arguments of its methods are told
+    in one line."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, method in [*vars(cls).items()]:
+            if name[0] != "_" and inspect.isfunction(method):
+                setattr(cls, name, checked_call(method, f"{cls.__name__}.{name}"))
 
     def shown(self) -> Iterable[Part]:
         """The tables, from top to bottom."""

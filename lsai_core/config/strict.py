@@ -3,13 +3,13 @@ have been meant."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
-from lsai_core.base.shown import Part, as_html, as_text
+from lsai_core.base.shown import Part, UnknownName, as_html, as_text
 
 
 class Strict(BaseModel):
@@ -17,6 +17,25 @@ class Strict(BaseModel):
     immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def __init__(self, **settings: Any) -> None:
+        """As pydantic's, a wrong setting being a UserError in one line."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise _in_one_line(type(self), error, type(self).__name__) from None
+
+    # So pydantic knows that it is its own: settings that are read from files do not come here.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    if not TYPE_CHECKING:  # which names there are is checked
+
+        def __getattr__(self, name: str) -> Any:
+            """What is not there, with the nearest names."""
+            if name[0] == "_":
+                return super().__getattr__(name)
+            near = hint(name, dir(self))
+            raise UnknownName(f"{type(self).__name__} has no attribute {name!r}{near}")
 
     def __dir__(self) -> list[str]:
         """The fields and what this package adds to them, without pydantic's own names."""
@@ -55,15 +74,19 @@ def validated(cls: type[T], data: dict[str, Any], where: str) -> T:
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        raise UserError(
-            f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors())
-        ) from None
+        raise _in_one_line(cls, error, where) from None
+
+
+def _in_one_line(cls: type[BaseModel], error: ValidationError, where: str) -> UserError:
+    return UserError(f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors()))
 
 
 def _explain(cls: type[BaseModel], item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "config"
     if item["type"] == "extra_forbidden":
         return f"unknown key {key!r}" + _did_you_mean(cls, item["loc"])
+    if item["type"] == "missing":
+        return f"{key}: {item['msg']}"
     message = item["msg"].removeprefix("Value error, ")
     return (
         f"{key}: {message}"
