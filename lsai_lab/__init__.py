@@ -156,13 +156,22 @@ def _complete(context: Any) -> dict[str, Any]:
 
 
 def _offer_names() -> None:
-    """Where an IPython shell imports this, let its Tab key know the names."""
+    """Where an IPython shell imports this, let its Tab key know the names, and show a tokenizer as
+    a line."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
     if matchers is not None:
         _complete.matcher_api_version = 2  # type: ignore[attr-defined]
         _complete.matcher_identifier = "lsai_lab"  # type: ignore[attr-defined]
         matchers[:] = [one for one in matchers if one.__name__ != "_complete"] + [_complete]
+        texts = shell.display_formatter.formatters["text/plain"]  # type: ignore[union-attr]
+        texts.for_type_by_name("tokenizers", "Tokenizer", _show_tokenizer)
+
+
+def _show_tokenizer(tokenizer: Any, printer: Any, _cycle: bool) -> None:
+    """In a line, instead of all its words."""
+    size, example = tokenizer.get_vocab_size(), 'encode("text").ids'
+    printer.text(f"tokenizer of {size:,} tokens: .{example}, .decode(ids)")
 
 
 _offer_names()
