@@ -3,13 +3,13 @@ have been meant."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten
-from lsai_core.base.shown import Part, UnknownName, as_html, as_text
+from lsai_core.base.shown import Part, as_html, as_text
 
 
 class Strict(BaseModel):
@@ -27,15 +27,6 @@ class Strict(BaseModel):
 
     # So pydantic knows that it is its own: settings that are read from files do not come here.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    if not TYPE_CHECKING:  # which names there are is checked
-
-        def __getattr__(self, name: str) -> Any:
-            """What is not there, with the nearest names."""
-            if name[0] == "_":
-                return super().__getattr__(name)
-            near = hint(name, dir(self))
-            raise UnknownName(f"{type(self).__name__} has no attribute {name!r}{near}")
 
     def __dir__(self) -> list[str]:
         """The fields and what this package adds to them, without pydantic's own names."""

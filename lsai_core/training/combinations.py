@@ -9,7 +9,7 @@ that need torch are imported where a setting asks for them: planning a usual run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -26,6 +26,13 @@ from lsai_core.config.train import (
 )
 
 T = TypeVar("T", bound=BaseModel)
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """What is asked here of an `lsai_core.optimizers.base.Optimizer`, which imports torch."""
+
+    refusal: Callable[[OptimConfig], str | None]
 
 
 def checked(cls: type[T], data: dict[str, Any], where: str) -> T:
@@ -191,8 +198,6 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding", "rounded"})
     if optim.model_dump(include=set(usual)) == usual:
         return None
-    from lsai_core.optimizers.base import Optimizer
-
     declaration: Optimizer = declared(package, optim.name, "OPTIMIZER", "optimizers", Optimizer)
     return declaration.refusal(optim)
 

@@ -127,7 +127,7 @@ class Run(Shown):
             return "ok"
         if not has_begun(self.folder):
             return "planned, not yet executed: execute() does the work"
-        stopped = summary.outcome == "preempted" and steps
+        stopped = summary.outcome == "preempted"
         how = "stopped" if stopped else summary.outcome
         why = f" ({summary.reason})" if summary.reason and not stopped else ""
         kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))

@@ -12,7 +12,10 @@ from lsai_core.base.errors import hint
 from lsai_core.base.shown import value
 
 WIDE = 20  # columns; with more, the first ones are shown
-_SIZE = {"max_rows": 10, "float_format": value}
+_OPTIONS = (
+    *("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),
+    *("display.show_dimensions", False),
+)
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -51,23 +54,29 @@ class Runs(pd.DataFrame):
         return Runs
 
     def __repr__(self) -> str:
-        frame = self._narrow()
-        return frame.to_string(**_SIZE, line_width=160) + self._note("\n\n")  # type: ignore[arg-type]
+        if not (note := self._left_out()):
+            return super().__repr__()
+        with pd.option_context(*_OPTIONS):
+            return f"{self._narrow()!r}\n\n{note}"
 
-    def _repr_html_(self) -> str:
-        frame = self._narrow()
-        return frame.to_html(**_SIZE, notebook=True) + self._note("<p>", "</p>")  # type: ignore[arg-type]
+    def _repr_html_(self) -> str | None:
+        if not (note := self._left_out()):
+            return super()._repr_html_()  # type: ignore[operator, no-any-return]
+        with pd.option_context(*_OPTIONS):
+            return f"{self._narrow()._repr_html_()}<p>{note}</p>"  # type: ignore[operator]
 
     def _narrow(self) -> pd.DataFrame:
-        return pd.DataFrame(self)[first_columns(self)]
+        frame = pd.DataFrame(self)[first_columns(self)].astype(object)
+        return frame.where(frame.notna(), "–")
 
-    def _note(self, before: str, after: str = "") -> str:
-        """What is not shown; nothing if all is."""
+    def _left_out(self) -> str:
+        """What is not shown, in words; nothing if all is."""
         number, there = len(first_columns(self)), len(self.columns)
         if number == there:
             return ""
         more = "results by name, settings with dots (optim.lr), env.*"
-        return f"{before}{len(self):,} runs; {number} of {there} columns are shown: {more}{after}"
+        runs = "1 run" if len(self) == 1 else f"{len(self):,} runs"
+        return f"{runs}; {number} of {there} columns are shown. The others: {more}"
 
 
 for _name in ("__getitem__", "drop", "groupby", "pivot_table", "query", "set_index", "sort_values"):
@@ -77,8 +86,9 @@ for _name in ("__getitem__", "drop", "groupby", "pivot_table", "query", "set_ind
 def first_columns(frame: pd.DataFrame) -> list[str]:
     """Of a wide frame of runs the columns that people look for first, as far as they say anything:
     those before `run`, its folder. All of another frame."""
-    names = list(map(str, frame.columns))
-    if len(names) <= WIDE or not isinstance(frame, Runs) or "run" not in names:
+    names = list(frame.columns)
+    plain = len(names) <= WIDE or not isinstance(frame, Runs) or "run" not in names
+    if plain or not frame.columns.is_unique:
         return names
     return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
 

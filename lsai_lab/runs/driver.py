@@ -80,8 +80,7 @@ def run_plan(
         print(f"{reused} (same config, code, data and machine)", flush=True)
     done, began = set[Path](), time.monotonic()
     with stop_requests(*stopped_by) as stop:
-        common: dict[str, Any] = {"root": root, "data_root": data_root, "command": command}
-        common["stop"] = stop
+        common = dict[str, Any](root=root, data_root=data_root, command=command, stop=stop)
 
         def execute(run: PlannedRun, beside: int) -> None:
             if stop.number is not None:
@@ -96,9 +95,7 @@ def run_plan(
             print(title, "started", flush=True)
             summary = run_one(run, title=title, beside=beside, again=again, **common)
             done.add(run.folder)
-            waiting = len(todo) - len(done)
-            seconds = (time.monotonic() - began) / len(done) * waiting
-            rest = f"; about {in_time(seconds)} left for {waiting} more" if waiting else ""
+            rest = _time_left(began, len(done), len(todo))
             print(f"{title} {ended(summary)}, {summary.wall_s:.0f} s{rest}", flush=True)
 
         for run in todo[: len(todo) - len(sharing)]:
@@ -114,6 +111,13 @@ def run_plan(
     counts = Counter(summary.outcome for summary in summaries)
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in counts.items()))
     return summaries
+
+
+def _time_left(began: float, done: int, all_: int) -> str:
+    """How long the other runs take at the pace of those that are done; empty after the last."""
+    left = all_ - done
+    seconds = (time.monotonic() - began) / done * left
+    return f"; about {in_time(seconds)} left for {left} more" if left else ""
 
 
 def in_time(seconds: float) -> str:
