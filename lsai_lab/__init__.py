@@ -57,12 +57,14 @@ From frames to frames and numbers:
 What single chapters compute (`help("lsai_lab.chapters")` lists it) is there, too: `lab.<name>`.
 """
 
+import functools
 import importlib
+import inspect
 import sys
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint, not_installed
-from lsai_core.base.shown import UnknownName
+from lsai_core.base.shown import UnknownName, checked_call
 from lsai_lab.chapters import NAMES
 
 # By module: what a person looks for, which the Tab key and `help` list.
@@ -122,13 +124,20 @@ def _imported(module: str) -> Any:
         raise UserError(line) from None
 
 
+@functools.cache
+def _face(module: str, name: str) -> Any:
+    """What a name stands for; wrong arguments of a function are told in one line."""
+    found = getattr(_imported(module), name)
+    return checked_call(found, f"lab.{name}") if inspect.isfunction(found) else found
+
+
 def __getattr__(name: str) -> Any:
     if name == "lab":  # `from lsai_lab import lab`
         return sys.modules[__name__]
     if name == "style":
         return _imported("lsai_lab.report.style").apply_style
     if name in _MODULES:
-        return getattr(_imported(_MODULES[name]), name)
+        return _face(_MODULES[name], name)
     meant = hint(name, [*__all__, *_MODULES]) if name[:1] != "_" else ""
     meant = "; lab.open_run opens a run, lab.find_run one that is there" if name == "run" else meant
     wrong = AttributeError if name[:1] == "_" else UnknownName
@@ -146,13 +155,22 @@ def _complete(context: Any) -> dict[str, Any]:
 
 
 def _offer_names() -> None:
-    """Where an IPython shell imports this, let its Tab key know the names."""
+    """Where an IPython shell imports this, let its Tab key know the names, and show a tokenizer as
+    a line."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
     if matchers is not None:
         _complete.matcher_api_version = 2  # type: ignore[attr-defined]
         _complete.matcher_identifier = "lsai_lab"  # type: ignore[attr-defined]
         matchers[:] = [one for one in matchers if one.__name__ != "_complete"] + [_complete]
+        texts = shell.display_formatter.formatters["text/plain"]  # type: ignore[union-attr]
+        texts.for_type_by_name("tokenizers", "Tokenizer", _show_tokenizer)
+
+
+def _show_tokenizer(tokenizer: Any, printer: Any, _cycle: bool) -> None:
+    """In a line, instead of all its words."""
+    size, example = tokenizer.get_vocab_size(), 'encode("text").ids'
+    printer.text(f"tokenizer of {size:,} tokens: .{example}, .decode(ids)")
 
 
 _offer_names()

@@ -48,6 +48,7 @@ from lsai_lab.cli import main
 from lsai_lab.data import Dataset, prepare
 from lsai_lab.machine.environment import environment
 from lsai_lab.report.load import session
+from lsai_lab.runs.find import tell_once
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
@@ -172,6 +173,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("LSAI_PROFILE", raising=False)
     session.cache_clear()
+    tell_once.cache_clear()
     yield tmp_path / "runs"
     session.cache_clear()
 

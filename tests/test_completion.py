@@ -22,7 +22,7 @@ RECORDED = "h100/memory.bf16"
 def shell(empty: Path) -> InteractiveShell:
     """A shell with some variables, in the checkout's laboratory, with two runs of its own."""
     folder = write_run(empty, "memory", "bf16")
-    (folder / "run.json").write_text('{"name": "first"}')
+    (folder / "run.json").write_text('{"name": "first", "tags": ["long"]}')
     (folder / "model").mkdir()
     write_run(empty, "memory", "baseline")
     shell = InteractiveShell.instance()
@@ -101,6 +101,13 @@ def offered(shell: InteractiveShell, text: str) -> list[str]:
         ('lab.load("memory").query("vari', "variant"),
         ('import seaborn as sns\nfor x in [1]:\n    if x:\n        lab.load("mem', "memory"),
         ('%matplotlib inline\nlab.load("mem', "memory"),
+        ('lab.open_run("memory", "bf16", overrides={"data.source": "std', "stdlib"),
+        ('lab.sweep("memory", "bf16", over={"optim.l', "optim.lr"),
+        ('lab.find_run("first").execute(beside=["fir', "first"),
+        ('run.execute(beside="fir', "first"),
+        ('lab.open_run("memory", "bf16", tags=["lon', "long"),
+        ('lab.study("memory").var', "variants"),
+        ('lab.config("h100/memory.bf16").', "seq_len"),
         ("lab.load('speed')  # it's\nlab.load(\"mem", "memory"),
     ],
 )
@@ -119,6 +126,16 @@ def test_only_what_may_stand_there_is_offered(shell: InteractiveShell) -> None:
     for elsewhere in ('open("', 'lab.predict(hf="', 'lab.open_run("memory", "bf16", name="', '"'):
         assert not {"memory", "bf16", "first"} & {*offered(shell, elsewhere)}
     assert "tokens_per_s" not in offered(shell, 'lab.bars(rows, "machine", "n", axis="')
+
+
+def test_no_magic_and_no_file_stands_where_a_name_is_wanted(shell: InteractiveShell) -> None:
+    for text in ('lab.open_run("memory", "bf16", name="', 'lab.sweep("memory", "bf16", note="'):
+        assert offered(shell, text) == [""]
+
+
+def test_what_a_base_class_has_is_not_offered(shell: InteractiveShell) -> None:
+    for text in ('lab.study("memory").', 'lab.config("h100/memory.bf16").'):
+        assert not {"model_fields", "model_dump", "construct"} & {*offered(shell, text)}
 
 
 def test_nothing_of_a_persons_own_is_called(shell: InteractiveShell) -> None:

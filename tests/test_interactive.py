@@ -84,6 +84,8 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.config(GEMM), "is of kind gemm: it trained nothing"),
         (lambda: lab.generate(GEMM, "x"), "is of kind gemm: it trained no model"),
         (lambda: lab.curves(GEMM), "is of kind gemm, no training; lab.points(run) has what it"),
+        (lambda: lab.steps(lab.recorded("gemm").iloc[0]), "is of kind gemm, no training; lab.poi"),
+        (lambda: lab.kernels(lab.recorded("gemm").iloc[0]), "was not traced, so no kernels"),
         (lambda: lab.steps(GEMM), "gemm.machine.products is of kind gemm, no training"),
         (lambda: lab.load(3), "a name, or a list of names, is wanted here, not 3"),
         (lambda: lab.load([3]), "there is no study 3"),
@@ -99,6 +101,14 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.find_run(RECORDED).xyz, "no attribute 'xyz'; known: annotate, command,"),
         (lambda: lab.find_run(RECORDED).outcome.x, "'str' object has no attribute 'x'"),
         (lambda: lab.study("memory").variants["bf16"].x, "no attribute 'x'"),
+        ("OptimConfig has no attribute 'lrr'; did you mean",),
+        (lambda: lsai_core.TrainConfig(lr=1e-3), "model: Field required; unknown key 'lr'"),
+        (lambda: lab.load(mine=True, min=3), "lab.load takes no 'min'; did you mean mine?"),
+        (lambda: lab.find_run(), "lab.find_run(which): missing a required argument: 'which'"),
+        (lambda: lab.find_run(RECORDED, 1), "lab.find_run(which): too many positional arguments"),
+        (lambda: lab.open_run("memory", "bf16", seq_len=3), "stands in overrides={'seq_len': 3}"),
+        (lambda: lab.find_run(RECORDED).execute(agin=True), "execute takes no 'agin'; did you"),
+        (lambda: lab.compare(RECORDED, RECORDED).plot(z=1), "Comparison.plot takes no 'z'"),
         (
             lambda: lab.plan("lab", "h100", tokens="many"),
             "tokens is a whole number of at least 1",
@@ -124,7 +134,10 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.predict("lab", "24GiB", largest="bach"), "largest is batch or length"),
         (lambda: lab.sweep("memory", "bf16", {}), "a sweep wants settings with values"),
         (lambda: lab.load_model(RECORDED), "exported no model; run it with"),
-        (lambda: lab.find_run(RECORDED).execute(), "is a recorded run; to do it here"),
+        (
+            lambda: lab.find_run(RECORDED).execute(),
+            "in a size for this machine: lab.open_run('memory', 'bf16', p",
+        ),
         (lambda: lab.find_run(RECORDED).annotate(nam="x"), "no 'nam' to set; did you mean name"),
         (lambda: lab.find_run(RECORDED).annotate(note="x"), "it keeps what it was recorded with"),
     ],
@@ -132,7 +145,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
 def test_what_is_nearly_right_is_one_line_with_the_nearest_name(
     empty: Path, wrong: Any, said: str
 ) -> None:
-    with pytest.raises((UserError, AttributeError)) as error:
+    with pytest.raises((UserError, AttributeError, TypeError)) as error:
         wrong()
     assert said in str(error.value)
 
@@ -147,10 +160,63 @@ def test_a_misspelt_column_or_variant_is_no_missing_value(empty: Path) -> None:
         lab.relative(rows, "tokens_per_s", "baselin")
     with pytest.raises(UserError, match="no column 'token_per_s'"):
         lab.relative(rows, "token_per_s", "baseline")
+    with pytest.raises(UserError, match="3 rows of h100 are the variant baseline; choose one"):
+        lab.relative(runs, "tokens_per_s", "baseline")
     with pytest.raises(UserError, match="no column 'memory_peak'"):
         lab.pareto(rows, "memory_peak", "tokens_per_s")
     assert lab.relative(rows, "tokens_per_s", "no_such").isna().all(), "one that was not run"
     assert list(lab.kernels(runs.iloc[0].to_dict())) == ["name", "class", "ms", "calls"]
+
+
+def test_a_frame_of_runs_shows_what_people_look_for_first(empty: Path) -> None:
+    folder = write_run(empty, "memory", "bf16")
+    (folder / "run.json").write_text('{"name": "first", "command": "x --profile quick"}')
+    runs = lab.load("memory")
+    assert len(runs.columns) > 200 and max(map(len, repr(runs).splitlines())) <= 160
+    assert " of " in repr(runs).splitlines()[-1] and "optim.lr" in runs._repr_html_()
+    shown = lab.table(runs).data.splitlines()[0]
+    assert shown.count("|") < 16 and "tokens_per_s" in shown and "env" not in shown
+    mine = lab.load("memory", mine=True)
+    assert "first" in repr(mine) and "NaN" not in repr(mine), "columns that say nothing are not"
+    assert list(runs[["variant", "step_ms"]]) == ["variant", "step_ms"]
+    for wrong in (
+        lambda: runs["tokens_per_sec"],
+        lambda: runs[["variant", "tokens_per_sec"]],
+        lambda: runs.query("tokens_per_sec > 3"),
+        lambda: runs.query("repeat == 0").sort_values("tokens_per_sec"),
+        lambda: runs.groupby("tokens_per_sec"),
+    ):
+        with pytest.raises(KeyError) as error:
+            wrong()
+        assert "no column 'tokens_per_sec'; did you mean tokens_per_s" in str(error.value)
+        assert len(error.value._render_traceback_()) == 1
+
+
+def test_a_prediction_refused_names_the_preset(empty: Path) -> None:
+    with pytest.raises(UserError, match=r"^preset llama3-8b: seq_len: Input"):
+        lab.predict("llama3-8b", overrides={"seq_len": "x"})
+
+
+def test_a_loop_that_is_watched_says_why_it_has_no_kernels() -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    with lab.watch(model, optimizer) as seen:
+        for step in range(6):
+            if step == 3:
+                assert "none yet: steps seen: 3; memory takes 2, kernels" in repr(seen)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert "Operators of a step, on the CPU\nname " in repr(seen)
+    assert "none yet" not in repr(seen) and "addmm" in repr(seen)
+
+
+def test_a_profile_stands_for_all_that_it_sets(empty: Path) -> None:
+    for number, (profile, steps) in enumerate([("quick", 4), ("cpu", 8), ("cpu", 9)]):
+        config = {"steps": steps, "seq_len": 128 if profile == "quick" else 512}
+        folder = write_run(empty, "memory", "bf16", repeat=number, config=config)
+        (folder / "run.json").write_text(json.dumps({"command": f"x --profile {profile}"}))
+    differs = lab.load("memory", mine=True).sort_values("repeat")["differs"]
+    assert [*differs] == ["profile=quick", "profile=cpu, steps=8", "profile=cpu, steps=9"]
 
 
 def test_the_laboratory_under_its_own_name() -> None:
@@ -279,11 +345,12 @@ def test_one_name_is_a_list_of_one(empty: Path) -> None:
 
 def test_a_frame_of_runs_begins_with_what_people_look_for(empty: Path) -> None:
     write_run(empty, "memory", "bf16", results={"step_ms": 2.0})
-    who = ["machine", "study", "variant", "label", "part", "repeat", "outcome"]
+    who = ["machine", "study", "variant", "label", "name", "part", "repeat", "outcome"]
     found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"]
     for frame in (lab.load("memory"), lab.recorded("memory")):
-        assert [*frame][:12] == who + found and frame.columns.is_unique
-    assert [*lab.load("memory", mine=True)][:9] == [*who, "step_ms", "run"]
+        assert [*frame][:13] == who + found and frame.columns.is_unique
+    who.insert(5, "differs")
+    assert [*lab.load("memory", mine=True)][:11] == [*who, "step_ms", "run"]
 
 
 def test_one_of_a_kind_is_singular(empty: Path) -> None:

@@ -252,7 +252,7 @@ def test_the_stop_button_leaves_a_checkpoint_and_what_was_done(kernel: Kernel) -
     found = steps_of_a_run_that_goes_on(kernel.project)
     kernel.manager.interrupt_kernel()
     said = cell(60)
-    assert "outcome: preempted (stopped by SIGTERM after step" in said and "Cell In" not in said
+    assert "outcome: stopped after step" in said and "Cell In" not in said
     last = said.strip().splitlines()[-1]
     how = r"stopped: \d+ of 1500 steps are done; execute\(\) goes on from its checkpoint"
     assert re.match(how, last) and "run.plot() show what is done" in last

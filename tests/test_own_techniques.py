@@ -138,11 +138,67 @@ def test_what_cannot_serve_is_refused_in_one_line(project: Project) -> None:
     assert "unknown loss 'smoth'; did you mean smooth?" in refused(project, "loss=smoth")
     said = refused(project, "attention.backend=plane")
     assert "unknown attention backend 'plane'; did you mean plain?" in said
-    write(project, "attention/broken", "import no_such_package")
+    write(project, "attention/broken", "import torch\nimport no_such_package")
     said = refused(project, "attention.backend=broken")
-    assert "broken.py cannot be imported (ModuleNotFoundError: No module" in said
+    where = "techniques/attention/broken.py, line 2: ModuleNotFoundError: No module named"
+    assert where in said
     write(project, "losses/unfinished", "def LOSS(logits_NV, targets_N)\n    return 0\n")
     said = refused(project, "loss=unfinished")
     assert "techniques/losses/unfinished.py, line 1: SyntaxError: expected ':'" in said
     write(project, "attention/empty", "")
     assert "empty.py declares no BACKEND" in refused(project, "attention.backend=empty")
+
+
+BACKEND = "from lsai_core.attention.registry import FLOATING, Backend\n"
+OPTIMIZER = "from lsai_core.optimizers.base import Optimizer\n"
+WRONG = {
+    "loss=number": ("losses/number", "LOSS = 3", "number.py: LOSS must be of type Callable, not 3"),
+    "loss=float": ("losses/float", "LOSS = lambda logits, targets: 1.0", "of one number that"),
+    "loss=rows": (
+        "losses/rows",
+        "LOSS = lambda logits, targets: logits.sum(1)",
+        "not a tensor of shape (",
+    ),
+    "loss=cut": (
+        "losses/cut",
+        "LOSS = lambda logits, targets: logits.detach().mean()",
+        "not a tensor without a gradient",
+    ),
+    "attention.backend=text": (
+        "attention/text",
+        f'{BACKEND}BACKEND = Backend("text", print, dtypes={{"cpu": "float32"}})',
+        "techniques/attention/text.py, line 2: TypeError: dtypes of a Backend maps device types",
+    ),
+    "attention.backend=listed": (
+        "attention/listed",
+        f'{BACKEND}BACKEND = Backend("listed", print, dtypes=["float32"])',
+        "not ['float32']",
+    ),
+    "attention.backend=four": (
+        "attention/four",
+        "BACKEND = 4",
+        "four.py: BACKEND must be of type Backend, not 4",
+    ),
+    "attention.backend=narrow": (
+        "attention/narrow",
+        f'{BACKEND}BACKEND = Backend("narrow", lambda q, *_: q[..., :3], '
+        'dtypes={"cpu": FLOATING, "cuda": FLOATING})',
+        "attention backend narrow must return a tensor like q, (",
+    ),
+    "optim.name=bare": ("optimizers/bare", "OPTIMIZER = print", "must be of type Optimizer, not"),
+    "optim.name=built": (
+        "optimizers/built",
+        f"{OPTIMIZER}OPTIMIZER = Optimizer(lambda parameters, optim: 3)",
+        "optimizer built: its build must return a torch.optim.Optimizer, not 3",
+    ),
+}
+
+
+def test_what_is_not_as_declared_is_told_in_one_line(project: Project) -> None:
+    for setting, (name, text, said) in WRONG.items():
+        write(project, name, text)
+        asked = ("--study", "memory", "--set", setting, "--gpu", "24GiB")
+        code, _, err = project.lsai("predict", *asked)
+        assert code == 2 and said in err and err.count("\n") == 1, (setting, err)
+    code, out, err = project.lsai("train", "--set", "loss=float")
+    assert code != 0 and "must return the mean" in out + err and "Traceback" not in out + err

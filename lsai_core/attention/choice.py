@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,8 +39,32 @@ def get_backend(name: str) -> Backend:
     known = ("auto", *BACKENDS, *own("attention"))
     if name not in known[1:]:
         raise UserError(f"unknown attention backend {name!r}{hint(name, known)}")
-    _KERNELS[name] = found = declared(PACKAGE, name, "BACKEND", "attention")
-    return found
+    found: Backend = declared(PACKAGE, name, "BACKEND", "attention", Backend)
+    _KERNELS[name] = _looked_at(found)
+    return _KERNELS[name]
+
+
+@functools.cache
+def _looked_at(backend: Backend) -> Backend:
+    """The laboratory's backend, whose output is looked at: UserError unless it is one of q's shape
+    and dtype."""
+
+    def function(
+        q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool
+    ) -> Tensor:
+        out = backend.function(q_BSHD, k_BSKD, v_BSKD, window, causal)
+        if not isinstance(out, Tensor):
+            given = f"{out!r:.80}"
+        elif out.shape != q_BSHD.shape or out.dtype != q_BSHD.dtype:
+            given = f"{tuple(out.shape)} in {out.dtype}"
+        else:
+            return out
+        wanted = f"{tuple(q_BSHD.shape)} in {q_BSHD.dtype}"
+        raise UserError(
+            f"attention backend {backend.name} must return a tensor like q, {wanted}, not {given}"
+        )
+
+    return replace(backend, function=function)
 
 
 def available_backends(device: torch.device | str, training: bool = True) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ machine of that kind would answer differently.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,13 @@ class Backend:
     marker: str = "h"
     install: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtypes, Mapping) or not all(map(_are_dtypes, self.dtypes.values())):
+            raise TypeError(
+                f"dtypes of a Backend maps device types to sets of torch's dtypes, such as "
+                f'{{"cpu": FLOATING}}, not {self.dtypes!r:.80}'
+            )
+
     @property
     def half_only(self) -> bool:
         """Whether it takes 16-bit inputs only, on GPUs if it exists there. Refused in fp32 on every
@@ -158,6 +165,10 @@ class Backend:
         if case.single_token and not self.single_token:
             return "takes sequences of at least two tokens"
         return None
+
+
+def _are_dtypes(given: Any) -> bool:
+    return isinstance(given, Collection) and all(isinstance(one, torch.dtype) for one in given)
 
 
 @functools.cache

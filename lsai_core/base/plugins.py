@@ -34,10 +34,10 @@ def names(package: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("[!_]*.py")))
 
 
-def declared(package: str, name: str, what: str, kind: str) -> Any:
+def declared(package: str, name: str, what: str, kind: str, wanted: Any = object) -> Any:
     """What the file `name` of `package`, or of the laboratory's folder `kind`, declares under the
-    name `what`; imports the file. UserError if the laboratory's file cannot be imported, does not
-    declare it or has the name of one of the package's."""
+    name `what`: a `wanted` (a class, or Callable); imports the file. UserError if the laboratory's
+    file cannot be imported, does not declare it or has the name of one of the package's."""
     path = own(kind).get(name)
     if name in names(package):
         if path is not None:
@@ -48,7 +48,9 @@ def declared(package: str, name: str, what: str, kind: str) -> Any:
     module = _imported(path, path.stat().st_mtime_ns)
     if not hasattr(module, what):
         raise UserError(f"{path} declares no {what}")
-    return getattr(module, what)
+    if not isinstance(found := getattr(module, what), wanted):
+        raise UserError(f"{path}: {what} must be of type {wanted.__name__}, not {found!r:.80}")
+    return found
 
 
 def laboratory() -> Path | None:
@@ -99,5 +101,8 @@ def _imported(path: Path, changed_ns: int) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(f"{path} cannot be imported ({_told(error)}); mend it") from error
+        told = own_fault(error) or f"{path}: {_told(error)}"
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            told = f"{path}, line {error.lineno}: SyntaxError: {error.msg}"
+        raise UserError(f"{told}; so it cannot be imported") from error
     return module

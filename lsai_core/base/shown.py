@@ -6,10 +6,12 @@ Nothing in them is markup, whatever a value holds, and a value takes one line.
 from __future__ import annotations
 
 import difflib
+import functools
 import html
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 LONGEST = 200  # characters of a value
 Row = Sequence[Any]
@@ -34,8 +36,63 @@ class UnknownName(AttributeError):
         return [f"error: {self}"]
 
 
+class WrongCall(TypeError):
+    """An argument that is not taken, or is missing; a notebook shows the line alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"error: {self}"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked_call(function: F, name: str) -> F:
+    """The function, called `name` in errors, whose wrong arguments are a `WrongCall`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*given, **named)
+        except TypeError as error:
+            raise WrongCall(_wrong_call(signature, name, named, str(error))) from None
+        return function(*given, **named)
+
+    return call  # type: ignore[return-value]
+
+
+def _wrong_call(
+    signature: inspect.Signature, name: str, named: Mapping[str, Any], error: str
+) -> str:
+    """What is wrong with a call, and how it is right."""
+    taken = [each for each in signature.parameters.values() if each.name != "self"]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+    known = [each.name for each in taken if each.kind not in variable]
+    for unknown in (each for each in named if each not in known):
+        near = _near(unknown, known)
+        if "overrides" in known and not near.startswith("did you mean"):
+            near = f"a setting stands in overrides={{{unknown!r}: {named[unknown]!r:.80}}}; {near}"
+        return f"{name} takes no {unknown!r}; {near}"
+    plain = [each.replace(annotation=each.empty) for each in taken]
+    return f"{name}{inspect.Signature(plain)}: {error}"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """The known names that come near a name, else all."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+
+
 class Shown:
-    """Base of what shows itself by the tables of `shown()`."""
+    """Base of what shows itself by the tables of `shown()`; wrong arguments of its methods are told
+    in one line."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, method in [*vars(cls).items()]:
+            if name[0] != "_" and inspect.isfunction(method):
+                setattr(cls, name, checked_call(method, f"{cls.__name__}.{name}"))
 
     def shown(self) -> Iterable[Part]:
         """The tables, from top to bottom."""
@@ -46,9 +103,7 @@ class Shown:
         there = [known for known in (*dir(type(self)), *vars(self)) if known[0] != "_"]
         if name in there or name[0] == "_":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        close = difflib.get_close_matches(name, there, n=3)
-        known = f"known: {', '.join(sorted(there))}"
-        near = f"did you mean {' or '.join(close)}?" if close else known
+        near = _near(name, sorted(there))
         raise UnknownName(f"{type(self).__name__} has no attribute {name!r}; {near}")
 
     def _repr_html_(self) -> str:

@@ -18,6 +18,16 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    def __init__(self, **settings: Any) -> None:
+        """As pydantic's, a wrong setting being a UserError in one line."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise _in_one_line(type(self), error, type(self).__name__) from None
+
+    # So pydantic knows that it is its own: settings that are read from files do not come here.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     def __dir__(self) -> list[str]:
         """The fields and what this package adds to them, without pydantic's own names."""
         own = [name for cls in type(self).__mro__ if _is_ours(cls) for name in vars(cls)]
@@ -55,15 +65,19 @@ def validated(cls: type[T], data: dict[str, Any], where: str) -> T:
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        raise UserError(
-            f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors())
-        ) from None
+        raise _in_one_line(cls, error, where) from None
+
+
+def _in_one_line(cls: type[BaseModel], error: ValidationError, where: str) -> UserError:
+    return UserError(f"{where}: " + "; ".join(_explain(cls, item) for item in error.errors()))
 
 
 def _explain(cls: type[BaseModel], item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "config"
     if item["type"] == "extra_forbidden":
         return f"unknown key {key!r}" + _did_you_mean(cls, item["loc"])
+    if item["type"] == "missing":
+        return f"{key}: {item['msg']}"
     message = item["msg"].removeprefix("Value error, ")
     return (
         f"{key}: {message}"

@@ -45,8 +45,13 @@ def build_optimizer(
     left out.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
-    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER", "optimizers")
+    declaration: Optimizer = declared(PACKAGE, optim.name, "OPTIMIZER", "optimizers", Optimizer)
     optimizer = declaration.build(parameters, optim)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"optimizer {optim.name}: its build must return a torch.optim.Optimizer, not "
+            f"{optimizer!r:.80}"
+        )
     updated = numbered([optimizer])
     forgotten = [name for name, parameter in parameters.items() if parameter not in updated]
     if forgotten:

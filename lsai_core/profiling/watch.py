@@ -184,6 +184,11 @@ class StepWatch:
         self._tracing.close()
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the model is on a GPU, so that kernels are what is traced."""
+        return self._device.type == "cuda"
+
+    @property
     def moments(self) -> list[Moment]:
         """The watched step, moment by moment; none while it has not ended."""
         return self._tracker.moments if self.steps > MEMORY_STEP else []

@@ -8,8 +8,8 @@ that need torch are imported where a setting asks for them: planning a usual run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -26,6 +26,13 @@ from lsai_core.config.train import (
 )
 
 T = TypeVar("T", bound=BaseModel)
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """What is asked here of an `lsai_core.optimizers.base.Optimizer`, which imports torch."""
+
+    refusal: Callable[[OptimConfig], str | None]
 
 
 def checked(cls: type[T], data: dict[str, Any], where: str) -> T:
@@ -197,11 +204,14 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     usual = OptimConfig().model_dump(include=asked)
     if optim.model_dump(include=set(usual)) == usual:
         return None
-    refused: str | None = declared(package, optim.name, "OPTIMIZER", "optimizers").refusal(optim)
-    return refused
+    declaration: Optimizer = declared(package, optim.name, "OPTIMIZER", "optimizers", Optimizer)
+    return declaration.refusal(optim)
 
 
 def _refusal_of_loss(name: str) -> str | None:
-    if name in (known := (*LOSSES, *own("losses"))):
+    if name in LOSSES:
         return None
-    return f"unknown loss {name!r}{hint(name, known)}"
+    if name not in (known := (*LOSSES, *own("losses"))):
+        return f"unknown loss {name!r}{hint(name, known)}"
+    declared("", name, "LOSS", "losses", Callable)
+    return None

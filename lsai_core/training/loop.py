@@ -290,7 +290,7 @@ class _Loop:
         if stop and not last:
             self.checkpoints.finish()
             sender = "request" if self.world.launched else signal.Signals(asked[0]).name
-            raise Preempted(f"stopped by {sender} after step {done} of {config.steps}")
+            raise Preempted(f"stopped after step {done} of {config.steps}, asked by {sender}")
         if check or save:
             self.timer.mark()
 

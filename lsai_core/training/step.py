@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from lsai_core.attention.choice import resolve
 from lsai_core.base import compiler
-from lsai_core.base.errors import Unavailable
+from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.plugins import declared
 from lsai_core.config.precision import autocast, compute_dtype, weight_dtype
 from lsai_core.config.train import LOSSES, OptimConfig, TrainConfig
@@ -140,8 +140,23 @@ def loss_of_logits(name: str) -> Callable[..., torch.Tensor]:
     laboratory's own `LOSS(logits_NV, targets_N)`, in training only, whose mean it is."""
     if name in LOSSES:
         return F.cross_entropy
-    own: Callable[..., torch.Tensor] = declared("", name, "LOSS", "losses")
-    return lambda logits_NV, targets_N, reduction: own(logits_NV, targets_N)
+    own: Callable[..., Any] = declared("", name, "LOSS", "losses", Callable)
+
+    def mean(logits_NV: torch.Tensor, targets_N: torch.Tensor, reduction: str) -> torch.Tensor:
+        loss = own(logits_NV, targets_N)
+        given = "" if isinstance(loss, torch.Tensor) else f"{loss!r:.80}"
+        if not given and loss.numel() != 1:
+            given = f"a tensor of shape {tuple(loss.shape)}"
+        if not given and logits_NV.requires_grad and not loss.requires_grad:
+            given = "a tensor without a gradient"
+        if given:
+            raise UserError(
+                f"loss {name}: its LOSS must return the mean over tokens as a tensor of one number "
+                f"that the logits' gradient is computed from, not {given}"
+            )
+        return loss
+
+    return mean
 
 
 def loss_fn(

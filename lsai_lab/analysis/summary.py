@@ -78,14 +78,21 @@ def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Se
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
     """Each row's `metric` over that of variant `baseline` on the same machine; missing where there
-    is none. UserError for a column that is not there, or a name that is nearly one of the
-    variants'."""
+    is none. UserError for a column that is not there, a name that is nearly one of the variants',
+    and where several rows of a machine could be what the others are compared with."""
     require_columns([metric, "variant", "machine"], rows)
     variants = list(dict.fromkeys(rows["variant"]))
     if baseline is not None and baseline not in variants:
         for nearest in difflib.get_close_matches(baseline, variants, n=1, cutoff=_NEARLY):
             raise UserError(f"there is no variant {baseline!r}; did you mean {nearest}?")
-    base = rows[rows["variant"] == baseline].drop_duplicates("machine").set_index("machine")[metric]
+    there = rows[(rows["variant"] == baseline) & rows[metric].notna()]
+    for machine, several in there.groupby("machine"):
+        if several[metric].nunique() > 1:
+            raise UserError(
+                f"{len(several)} rows of {machine} are the variant {baseline}; choose one with "
+                f"query, or make one of them with lab.summarize(runs, {metric!r})"
+            )
+    base = there.drop_duplicates("machine").set_index("machine")[metric]
     return rows[metric] / rows["machine"].map(base)
 
 

@@ -16,10 +16,10 @@ from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
 from lsai_lab.interactive.planning import about
-from lsai_lab.runs.difference import RESULTS, differing_settings, in_unit
+from lsai_lab.runs.difference import RESULTS, differing_settings, in_unit, planned_profile
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
-from lsai_lab.runs.session import Session, current_runs, planned_profile
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.study import PlannedRun, study_names
 from lsai_lab.runs.writer import require_runs
 

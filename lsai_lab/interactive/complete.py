@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
@@ -14,29 +15,35 @@ import pandas as pd
 import lsai_lab
 from lsai_core.attention.choice import BACKENDS
 from lsai_core.base.plugins import names, own
+from lsai_core.base.shown import Shown
 from lsai_core.config.presets import PRESETS
-from lsai_core.config.strict import dotted
+from lsai_core.config.strict import Strict, dotted
 from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims.declared import load_claims
-from lsai_lab.interactive.place import Place, place_of
+from lsai_lab.data.prepare import KINDS
+from lsai_lab.interactive.place import Place, call_before_dot, place_of
 from lsai_lab.interactive.seen_values import Names, function_of, value_of
 from lsai_lab.predictions.plan_space import Numerics
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.load import parameter_files, session, studies
-from lsai_lab.runs.find import begun, given_names
+from lsai_lab.runs.find import begun, given_names, opened
 from lsai_lab.runs.study import load_study
 
 # A column and the text that it is compared with, at the end of a query.
 _COMPARED = re.compile(r"`?([\w.]+)`?\s*[=!]=\s*[\"']([^\"']*)$")
+_TEXTS = (".csv", ".json", ".jsonl", ".md", ".parquet", ".txt")  # that `data.source` reads
 _LAST_WORD = re.compile(r"`?[\w.]*$")
 # Arguments whose texts are no columns, wherever a frame is drawn, sorted or shown.
 _NO_COLUMN = ("aggfunc", "axis", "color", "how", "kind", "log", "palette", "text", "title")
 
 
 def completions(text: str, shell: Names) -> tuple[str, list[str]]:
-    """The word that `text`, a cell up to the cursor, ends with within quotes, and the names that
-    may stand there; no names if nothing is known. `shell`: the variables of the notebook."""
+    """The word that `text`, a cell up to the cursor, ends with within quotes, or behind the dot of
+    a call, and the names that may stand there; the word itself where names of a kind are wanted and
+    there are none; no names if nothing is known. `shell`: the variables of the notebook."""
+    if (behind := call_before_dot(text)) is not None:
+        return behind[1], _behind_a_dot(*behind, shell)
     place = place_of(text)
     if place is None:
         return "", []
@@ -44,8 +51,18 @@ def completions(text: str, shell: Names) -> tuple[str, list[str]]:
     if isinstance(known, pd.DataFrame):
         word, known = _of_frame(known, place)
     begun_word = word.lstrip("`").lower()
-    found = (name for name in map(str, known) if name.lstrip("`").lower().startswith(begun_word))
-    return word, list(dict.fromkeys(found))
+    names = list(map(str, () if known is None else known))
+    found = [name for name in names if name.lstrip("`").lower().startswith(begun_word)]
+    # A word alone keeps magics and files, which can be no name here, out of the list.
+    may_be_path = known is None or bool({*word} & {*"/.~"})
+    return word, list(dict.fromkeys(found)) or [word] * (not may_be_path)
+
+
+def _behind_a_dot(call: ast.Call, word: str, shell: Names) -> list[str]:
+    """What the result of a call of `lab` has, without what its base classes have for others."""
+    made = value_of(call, shell)
+    there = dir(made) if isinstance(made, Shown | Strict) else []
+    return [name for name in there if name.startswith(word) and (word[:1] == "_" or name[0] != "_")]
 
 
 def matcher(context: Any) -> dict[str, Any]:
@@ -69,18 +86,18 @@ def _offset(context: Any) -> int:
     return sum(len(line) + 1 for line in lines) + int(context.cursor_position)
 
 
-def _known(place: Place, shell: Names) -> Iterable[Any]:
-    """The names that the place can have; a frame: its columns."""
+def _known(place: Place, shell: Names) -> Iterable[Any] | None:
+    """The names that the place can have; a frame: its columns. None if nothing is known of it."""
     around = place.around
     if isinstance(around, ast.Compare):
         column = value_of(around.left, shell)
-        return _texts(column) if isinstance(column, pd.Series) else ()
+        return _texts(column) if isinstance(column, pd.Series) else None
     if isinstance(around, ast.Subscript):
         found = value_of(around.value, shell)
         mapping = isinstance(found, dict | pd.DataFrame | pd.Series)
         # IPython itself completes a key behind a variable.
         there = mapping and (place.listed or not isinstance(around.value, ast.Name))
-        return found if there else ()
+        return found if there else None
     asked = _Asked(place, around, function_of(around.func, shell), shell)
     kind = _KINDS.get(asked.parameter) if asked.is_ours else None
     return _columns(asked) if kind is None else kind(asked)
@@ -137,11 +154,11 @@ class _Asked:
         return next((frame for frame in found if isinstance(frame, pd.DataFrame)), None)
 
 
-def _columns(asked: _Asked) -> Iterable[Any]:
-    """The columns of the frame that a call is about; without one, none."""
+def _columns(asked: _Asked) -> pd.DataFrame | None:
+    """The frame that a call is about, whose columns an argument may name."""
     if asked.parameter in _NO_COLUMN or asked.place.key is not None:
-        return ()
-    return () if (frame := asked.frame) is None else frame
+        return None
+    return asked.frame
 
 
 def _drawn(asked: _Asked) -> Iterable[Any]:
@@ -209,17 +226,32 @@ def _named(asked: _Asked) -> Iterable[str]:
     return known.get(asked.function, tuple)()
 
 
-def _settings(asked: _Asked) -> Iterable[str]:
-    """The settings of a training run with their dots, or the values of one."""
+def _settings(asked: _Asked) -> Iterable[str] | None:
+    """The settings of a training run with their dots, or the values of one; None of one that can be
+    any text."""
     if asked.place.key is None:
         return dotted(TrainConfig) if asked.place.is_key else ()
     open_ones: dict[str, Callable[[], Iterable[str]]] = {
         "attention.backend": lambda: ("auto", *BACKENDS, *own("attention")),
+        "data.source": _sources,
         "loss": lambda: (*LOSSES, *own("losses")),
         "model.preset": lambda: PRESETS,
         "optim.name": lambda: (*names("lsai_core.optimizers.kinds.*"), *own("optimizers")),
     }
-    return open_ones.get(asked.place.key, functools.partial(_choices, asked.place.key))()
+    return open_ones.get(asked.place.key, functools.partial(_choices, asked.place.key))() or None
+
+
+def _sources() -> list[str]:
+    """Sources of text: those with a name, the beginnings of the others, and files of text here."""
+    known = [kind.partition("<")[0] for kind in KINDS]
+    here = sorted(path.name for path in Path.cwd().iterdir() if path.suffix in _TEXTS)
+    return [*known, *(f"file:{name}" for name in here)]
+
+
+def _tags(asked: _Asked) -> Iterable[str]:
+    """The tags that runs have already."""
+    for folder in begun(session().runs_root):
+        yield from opened(folder).plan.get("tags", [])
 
 
 def _choices(key: str) -> list[str]:
@@ -238,14 +270,16 @@ def _arguments(kind: Any) -> list[Any]:
 
 
 # By the names of arguments: a name means the same in every function of `lab`.
-_KINDS: dict[str, Callable[[_Asked], Iterable[Any]]] = {
+_KINDS: dict[str, Callable[[_Asked], Iterable[Any] | None]] = {
     **dict.fromkeys(("study", "studies"), lambda _: studies()),
     **dict.fromkeys(("variant", "variants"), _of_study("variants")),
     "part": _of_study("parts"),
     "profile": lambda _: sorted(
         path.stem for path in (reading_root() / "params/profiles").glob("*.yaml")
     ),
-    **dict.fromkeys(("run", "runs", "which", "first", "second"), _runs),
+    **dict.fromkeys(("run", "runs", "which", "first", "second", "beside"), _runs),
+    "tags": _tags,
+    **dict.fromkeys(("note", "prompt"), lambda _: ()),
     "what": _questions,
     "gpu": lambda _: [gpu.name for gpu in GPUS],
     "largest": lambda _: ("batch", "length"),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _MARK = "\ue000"  # stands where the cursor is, in no text that a person writes
+_NAME = "name_that_the_cursor_is_in"
+_BEHIND_A_CALL = re.compile(r"\)\.(\w*)$")
 _MOST_LINES = 60  # of a cell, before the cursor
 # A comment, a string that ends or does not, a bracket.
 _PIECE = re.compile(
@@ -58,6 +60,18 @@ def place_of(text: str) -> Place | None:
     return Place(_marked_text(inner).removesuffix(_MARK), outer, **found)
 
 
+def call_before_dot(text: str) -> tuple[ast.Call, str] | None:
+    """The call that stands before a dot at the end of `text`, and the name that is begun behind it;
+    None if there is none."""
+    begun = _BEHIND_A_CALL.search(text)
+    if begun is None or (tree := _read(text[: begun.start(1)], _NAME, in_quotes=False)) is None:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == _NAME:
+            return (node.value, begun[1]) if isinstance(node.value, ast.Call) else None
+    return None
+
+
 def _own(outer: ast.AST) -> list[ast.AST]:
     """What is called, and what brackets stand behind."""
     return [each for name in ("func", "value") if (each := getattr(outer, name, None)) is not None]
@@ -71,19 +85,22 @@ def _in_mapping(mapping: ast.Dict, node: ast.AST) -> dict[str, Any]:
     return {"key": key.value if isinstance(key, ast.Constant) else ""}
 
 
-def _read(text: str) -> ast.AST | None:
-    """The cell up to the cursor, closed, as a tree; None if the cursor is in no quotes, or the
-    lines before it are no Python."""
+def _read(text: str, mark: str = _MARK, in_quotes: bool = True) -> ast.AST | None:
+    """The cell up to the cursor, then the mark, closed, as a tree; None if the cursor is in no
+    quotes (or in some), or the lines before it are no Python."""
     brackets: list[str] = []
+    quotes = ""
     for found in _PIECE.finditer(text):
         if found[0] in _CLOSING:
             brackets.append(_CLOSING[found[0]])
         elif found[0] in (")", "]", "}"):
             brackets = brackets[:-1]
         elif found["open"] is not None:
-            lines = (text + _MARK + found[1]).split("\n")[-_MOST_LINES:]
-            return _first_that_parses(lines, "".join(reversed(brackets)))
-    return None
+            quotes = found[1]
+    if in_quotes is not bool(quotes):
+        return None
+    lines = (text + mark + quotes).split("\n")[-_MOST_LINES:]
+    return _first_that_parses(lines, "".join(reversed(brackets)))
 
 
 def _first_that_parses(lines: list[str], closing: str) -> ast.AST | None:

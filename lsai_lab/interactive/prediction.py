@@ -1,6 +1,5 @@
 """`lab.predict`: memory and time of a training run on any GPU, as `lsai predict` computes them."""
 
-import inspect
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
@@ -79,7 +78,6 @@ def predict(
     passport: str | Path | None = None,
     profile: str | None = None,
     largest: Literal["batch", "length"] | None = None,
-    **other: Any,
 ) -> Predicted:
     """Peak memory by cause and time of a step, computed without a GPU.
 
@@ -91,11 +89,6 @@ def predict(
     at its rates. `largest`: the largest batch, or longest sequence, that fits one GPU, this
     machine's if none is named. Raises UserError for what cannot be predicted.
     """
-    for name, value in other.items():
-        if name in TrainConfig.model_fields:
-            raise UserError(f"settings stand in overrides: overrides={{{name!r}: {value!r}}}")
-        known = [*inspect.signature(predict).parameters][:-1]
-        raise UserError(f"lab.predict takes no {name!r}{hint(name, known)}")
     require_numbers({"gpus": gpus}, Integral, "a whole number of at least 1")
     if largest is not None and largest not in _LARGEST:
         raise UserError(

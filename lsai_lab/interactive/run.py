@@ -127,7 +127,7 @@ class Run(Shown):
             return "ok"
         if not has_begun(self.folder):
             return "planned, not yet executed: execute() does the work"
-        stopped = summary.outcome == "preempted" and steps
+        stopped = summary.outcome == "preempted"
         how = "stopped" if stopped else summary.outcome
         why = f" ({summary.reason})" if summary.reason and not stopped else ""
         kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))
@@ -281,9 +281,9 @@ class Run(Shown):
         """What can be executed. UserError for a recorded run."""
         if self._is_recorded:
             raise UserError(
-                f"{self.folder} is a recorded run; to do it here, open one with its settings: "
-                f"lab.open_run({self.id.study!r}, {self.id.variant!r}, part={self.id.part!r}, "
-                f"overrides=run.config.model_dump())"
+                f"{self.id} is a recorded run, which stays as it is; the same variant in a size "
+                f"for this machine: lab.open_run({self.id.study!r}, {self.id.variant!r}, "
+                f"part={self.id.part!r}).execute()"
             )
         return self._opened
 

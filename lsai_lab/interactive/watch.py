@@ -19,7 +19,7 @@ _TOP = 10  # kernels that are shown
 class Watched(StepWatch, Shown):
     """What `lab.watch` gives: a context manager around a training loop, and afterwards `phases`
     (peak GiB and ms), `memory` (GiB by cause at the highest moment), `timeline` (GiB by cause after
-    each operator), `kernels_frame` and pictures: `plot()`."""
+    each operator), `top_kernels` and pictures: `plot()`."""
 
     @property
     def phases(self) -> pd.DataFrame:
@@ -71,8 +71,18 @@ class Watched(StepWatch, Shown):
             Part(watched, note=said),
             Part("Phases", ("phase", "peak GiB", "ms"), phases),
             Part("At the highest moment", ("cause", "GiB"), causes),
-            Part("Kernels of a step", ("name", "class", "ms", "calls"), kernels),
+            Part(self._traced, ("name", "class", "ms", "calls"), kernels, note=self._no_kernels),
         ]
+
+    @property
+    def _traced(self) -> str:
+        """What the profiler sees on the model's device."""
+        return "Kernels of a step" if self.on_gpu else "Operators of a step, on the CPU"
+
+    @property
+    def _no_kernels(self) -> str:
+        """Why there are none yet, if so."""
+        return "" if self.kernels else f"none yet: {_FAR.format(self.steps)}"
 
 
 _FAR = f"steps seen: {{}}; memory takes 2, kernels and times {STEPS}"

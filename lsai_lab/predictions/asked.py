@@ -78,7 +78,7 @@ class Source:
         if self.hf is not None:
             return _of_hf(self.hf, bool(trainer), overrides)
         data = _DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
-        return Asked(checked(TrainConfig, deep_merge(data, overrides), f"--model {self.model}"))
+        return Asked(checked(TrainConfig, deep_merge(data, overrides), f"preset {self.model}"))
 
 
 def sharded_over(gpus: int | None) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _of_file(path: Path, gpus: int | None, overrides: dict[str, Any]) -> Asked:
     """The run of another trainer's configuration file."""
     run = read_trainer_file(path, gpus)
     return Asked(
-        checked(TrainConfig, deep_merge(run.config, overrides), f"--config {path}"),
+        checked(TrainConfig, deep_merge(run.config, overrides), f"{path}"),
         run.trainer_memory,
         run.remarks,
     )
@@ -111,7 +111,7 @@ def _of_hf(path: Path, by_trainer: bool, overrides: dict[str, Any]) -> Asked:
     if found.window is not None and isinstance(length, int) and found.window < length:
         data = deep_merge({"attention": {"window": found.window}}, data)
         remarks.append(f"attention looks back {found.window} positions (sliding_window)")
-    return Asked(checked(TrainConfig, data, f"--hf {path}"), remarks=remarks)
+    return Asked(checked(TrainConfig, data, f"{path}"), remarks=remarks)
 
 
 def _of_study(

@@ -25,7 +25,8 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root
-from lsai_lab.runs.difference import differing_settings
+from lsai_lab.report.frames import Runs
+from lsai_lab.runs.difference import differing_settings, planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
@@ -38,11 +39,13 @@ from lsai_lab.runs.records import (
     recorded_runs,
 )
 from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
-from lsai_lab.runs.session import Session, current_runs, planned_profile
+from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.study import Study, labels, load_study, study_names
 
 OWN = "this machine"
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
+# What every step has, and the sums over them.
+STEPS = ("step", "loss", "step_ms", "tokens_in_step", "tokens", "elapsed_s")
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 
 
@@ -112,9 +115,9 @@ def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
 
 
 def _first_columns_first(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with what people look for first in its first columns."""
+    """The frame with what people look for first in its first columns, which it shows."""
     first = [name for name in FIRST if name in frame]
-    return frame[[*first, *(name for name in frame if name not in first)]]
+    return Runs(frame[[*first, *(name for name in frame if name not in first)]])
 
 
 def _known(studies: Sequence[str]) -> Sequence[str | None]:
@@ -134,8 +137,8 @@ def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) ->
     ended = sum((folder / "summary.json").exists() for folder in left)
     parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
-    if left and PAGE_FOLDER not in os.environ:
-        tell_once(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
+    if left:
+        _say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -189,16 +192,18 @@ def study(name: str) -> Study:
 def steps(run: AnyRun) -> pd.DataFrame:
     """One row per training step of a run (one that goes on or was stopped has the rows so far):
     loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
-    both up to the end of the step (the sum of the steps' own times, without validation). Empty if
-    the run took no training steps; UserError for a run that is named and is no training."""
+    both up to the end of the step (the sum of the steps' own times, without validation). UserError
+    for a run that is no training; one of many records (`runs.to_dict("records")`) gives an empty
+    frame, and a line says why."""
     folder = folder_of(run)
     found = opened(folder)
     frame = _rows(found) if found.summary.outcome != "unfinished" else read_metrics(folder)
     if not {"tokens_in_step", "step_ms"} <= {*frame}:
-        if not isinstance(run, Mapping | pd.Series) and found.summary.kind not in TRAININGS:
+        if found.summary.kind not in TRAININGS:
             kind = f"of kind {found.summary.kind}, no training"
-            raise UserError(f"{found.summary.id} is {kind}; lab.points(run) has what it measured")
-        return pd.DataFrame()
+            said = f"{found.summary.id} is {kind}; lab.points(run) has what it measured"
+            _refuse(run, said)
+        return pd.DataFrame(columns=list(STEPS))
     frame["tokens"] = frame["tokens_in_step"].cumsum()
     frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
@@ -227,18 +232,33 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
 
 def kernels(run: AnyRun) -> pd.DataFrame:
     """The kernels of a traced run: name, class, ms and calls per step, longest first. Records of
-    before 27 November 2026 have the 25 with the most time: their classes sum up to less. Empty for
-    a row of `load` that was not traced; UserError for a run that was named."""
+    before 27 November 2026 have the 25 with the most time: their classes sum up to less. UserError
+    for a run that was not traced; one of many records (`runs.to_dict("records")`) gives an empty
+    frame, and a line says why."""
     found = finished_run(run)
     if len(found.kernels):
         return found.kernels.map(in_frame)
-    if not isinstance(run, Mapping):
-        if found.config.get("profile", {}).get("trace"):
-            note = found.summary.results.get("speed_note") or found.summary.reason
-            raise UserError(f"{found.summary.id} ended before its traced steps: {note}")
-        how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
-        raise UserError(f"{found.summary.id} was not traced, so no kernels are known; use {how}")
+    how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
+    said = f"{found.summary.id} was not traced, so no kernels are known; use {how}"
+    if found.config.get("profile", {}).get("trace"):
+        note = found.summary.results.get("speed_note") or found.summary.reason
+        said = f"{found.summary.id} ended before its traced steps: {note}"
+    _refuse(run, said)
     return pd.DataFrame(columns=["name", "class", "ms", "calls"])
+
+
+def _refuse(run: AnyRun, why: str) -> None:
+    """UserError for a run that was asked for; of one of a frame's records (`to_dict`), where others
+    may have what is asked for, a line says why it has none."""
+    if not isinstance(run, Mapping):
+        raise UserError(why)
+    _say(why)
+
+
+def _say(line: str) -> None:
+    """Print a line, once; not where a notebook is executed as a page."""
+    if PAGE_FOLDER not in os.environ:
+        tell_once(line)
 
 
 def _rows(run: Run) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from IPython.display import HTML, Markdown
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
+from lsai_lab.report.frames import first_columns
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.values import Format, cell, digits, shown
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
@@ -55,10 +56,10 @@ def table(
 
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. Of a frame of more than 200 rows or 40
-    columns a line says what is left out; its CSV has all. A column `run` (folders of runs) is not
-    shown: it makes the column `link` (default: the first) a link to each run's page. Strings are
-    Markdown, those of records are not; missing values show as an en dash. Raises UserError for
-    an unknown column.
+    columns (of `lab.load`: those that it shows itself) a line says what is left out; its CSV has
+    all. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the
+    first) a link to each run's page. Strings are Markdown, those of records are not; missing values
+    show as an en dash. Raises UserError for an unknown column.
     """
     require_columns((), frame)
     formats = dict(formats or {})
@@ -67,7 +68,9 @@ def table(
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         near = hint(str(unknown[0]), list(map(str, names)))
         raise UserError(f"table: there is no column {unknown[0]!r}{near}")
-    names, frame = names[:MOST_COLUMNS], frame.head(MOST_ROWS)
+    wide = len(names) > MOST_COLUMNS
+    names = first_columns(frame)[:MOST_COLUMNS] if wide else names
+    names, frame = [name for name in names if name != "run"], frame.head(MOST_ROWS)
     columns = {
         name: [_written(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names

@@ -7,6 +7,7 @@ from typing import Any
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.limits import cpu_cores
+from lsai_lab.runs.driver import in_time
 from lsai_lab.runs.kinds import processes
 from lsai_lab.runs.records import find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session
@@ -94,7 +95,7 @@ def run_studies(
 
 
 def about(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
+    return f"about {in_time(seconds)}"
 
 
 def expected_seconds(

@@ -1,6 +1,7 @@
 """What two runs differ in: settings, then results, then everything else. For notebooks and for the
 command line."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -147,11 +148,31 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     """What sets each run's config apart from those of the same study, variant and part, in words
-    (`optim.lr=0.001`): see `settings_apart`."""
-    return {
-        folder: ", ".join(f"{key}={value}" for key, value in settings.items())
-        for folder, settings in settings_apart(runs).items()
-    }
+    (`optim.lr=0.001`): see `settings_apart`. A profile stands for all that it sets."""
+    by_profile = defaultdict(list)
+    profiles = defaultdict(set)
+    for run in runs:
+        profile = planned_profile(run)
+        by_profile[profile].append(run)
+        profiles[_which(run)].add(profile)
+    found = {}
+    for profile, same in by_profile.items():
+        apart = settings_apart(same)
+        for run in same:
+            told = {"profile": profile} if profile and len(profiles[_which(run)]) > 1 else {}
+            told |= apart[run.folder]
+            found[run.folder] = ", ".join(f"{key}={value}" for key, value in told.items())
+    return found
+
+
+def planned_profile(run: Run) -> str | None:
+    """The profile under which a run was planned, as its command names it."""
+    found = re.search(r"(?:--profile[ =]|\bprofile )([\w.-]+)", run.plan.get("command") or "")
+    return found[1] if found else None
+
+
+def _which(run: Run) -> tuple[str, str, str]:
+    return run.summary.id.study, run.summary.id.variant, run.summary.id.part
 
 
 def settings_apart(runs: Iterable[Run]) -> dict[Path, dict[str, str]]:
@@ -160,9 +181,7 @@ def settings_apart(runs: Iterable[Run]) -> dict[Path, dict[str, str]]:
     groups = defaultdict(list)
     for run in runs:
         config = {key: repr(value) for key, value in flatten(run.config).items() if key != "seed"}
-        groups[run.summary.id.study, run.summary.id.variant, run.summary.id.part].append(
-            (run.folder, config)
-        )
+        groups[_which(run)].append((run.folder, config))
     apart = {}
     for group in groups.values():
         keys = sorted({key for _, config in group for key in config})

@@ -29,7 +29,7 @@ from lsai_lab.launch.stop import Stopped, StopRequest, stop_requests
 from lsai_lab.launch.watch import NewRows
 from lsai_lab.machine.environment import environment
 from lsai_lab.runs.disturbance import BESIDE
-from lsai_lab.runs.execute import Progress, write_plan
+from lsai_lab.runs.execute import Progress, ended, write_plan
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.notebook import execute_notebook, execute_run, portable, require_notebook
 from lsai_lab.runs.records import (
@@ -78,10 +78,9 @@ def run_plan(
     if len(todo) < len(plan):
         reused = f"reusing {len(plan) - len(todo)} of {len(plan)} runs"
         print(f"{reused} (same config, code, data and machine)", flush=True)
-    done: set[Path] = set()
+    done, began = set[Path](), time.monotonic()
     with stop_requests(*stopped_by) as stop:
-        common: dict[str, Any] = {"root": root, "data_root": data_root, "command": command}
-        common["stop"] = stop
+        common = dict[str, Any](root=root, data_root=data_root, command=command, stop=stop)
 
         def execute(run: PlannedRun, beside: int) -> None:
             if stop.number is not None:
@@ -90,13 +89,14 @@ def run_plan(
             title = f"[{todo.index(run) + 1}/{len(todo)}] {name}"
             if not again and (twin := _twin(run)) is not None:
                 _take_over(run, twin)
+                done.add(run.folder)
                 print(f"{title} is the same run as {twin.summary.id}, copied", flush=True)
                 return
             print(title, "started", flush=True)
             summary = run_one(run, title=title, beside=beside, again=again, **common)
             done.add(run.folder)
-            reason = f" ({summary.reason})" if summary.reason else ""
-            print(f"{title} {summary.outcome}{reason}, {summary.wall_s:.0f} s", flush=True)
+            rest = _time_left(began, len(done), len(todo))
+            print(f"{title} {ended(summary)}, {summary.wall_s:.0f} s{rest}", flush=True)
 
         for run in todo[: len(todo) - len(sharing)]:
             execute(run, 0)
@@ -111,6 +111,18 @@ def run_plan(
     counts = Counter(summary.outcome for summary in summaries)
     print("outcomes:", ", ".join(f"{count} {name}" for name, count in counts.items()))
     return summaries
+
+
+def _time_left(began: float, done: int, all_: int) -> str:
+    """How long the other runs take at the pace of those that are done; empty after the last."""
+    left = all_ - done
+    seconds = (time.monotonic() - began) / done * left
+    return f"; about {in_time(seconds)} left for {left} more" if left else ""
+
+
+def in_time(seconds: float) -> str:
+    """A time for people: minutes, where they are more than one."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def _require_packages() -> None:

@@ -154,10 +154,16 @@ class ActiveRun:
         return None
 
 
+def ended(summary: Summary) -> str:
+    """How a run ended and why, in words."""
+    if summary.outcome == "preempted" and (summary.reason or "").startswith("stopped"):
+        return str(summary.reason)
+    return f"{summary.outcome} ({summary.reason})" if summary.reason else summary.outcome
+
+
 def tell(summary: Summary) -> None:
     """Print how a run ended."""
-    reason = f" ({summary.reason})" if summary.reason else ""
-    print(f"outcome: {summary.outcome}{reason}, {summary.wall_s:.1f} s")
+    print(f"outcome: {ended(summary)}, {summary.wall_s:.1f} s")
     for name in ("disturbed", "speed_note"):
         if name in summary.results:
             print(f"{name.replace('_', ' ')}: {summary.results[name]}")

@@ -56,7 +56,7 @@ IDENTITY = (
 ABOUT = ("profile", "name", "tags", "note")
 # The first columns of a frame of runs, as far as they are there.
 FIRST = (
-    *("machine", "study", "variant", "label", "part", "repeat", "outcome"),
+    *("machine", "study", "variant", "label", "name", "differs", "part", "repeat", "outcome"),
     *("tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"),
 )
 DERIVED = ("gpu", "main", "differs", "path")

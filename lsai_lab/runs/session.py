@@ -3,7 +3,6 @@ and which runs belong to its plan."""
 
 import contextlib
 import functools
-import re
 import shlex
 import sys
 from collections import defaultdict
@@ -20,6 +19,7 @@ from lsai_lab.data.prepare import prepare, prepared_id
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import folder_from_environment, repo_root
 from lsai_lab.runs import study as studies
+from lsai_lab.runs.difference import planned_profile
 from lsai_lab.runs.driver import run_plan
 from lsai_lab.runs.records import Run, Summary, find_runs
 from lsai_lab.runs.study import PlannedRun, Profile, Study
@@ -107,12 +107,6 @@ class Session:
         return run_plan(
             plan, root=self.root, data_root=self.data_root, command=self.command, **options
         )
-
-
-def planned_profile(run: Run) -> str | None:
-    """The profile under which a run was planned, as its command names it."""
-    found = re.search(r"(?:--profile[ =]|\bprofile )([\w.-]+)", run.plan.get("command") or "")
-    return found[1] if found else None
 
 
 def current_runs(
