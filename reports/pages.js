@@ -2,7 +2,7 @@
 // searches; the section in sight is marked in the contents.
 const contents = document.getElementById("TOC"), lists = contents.querySelector("details");
 lists.open = matchMedia("(min-width: 68rem)").matches;
-const field = make("input", { type: "search", placeholder: "Search the book", ariaLabel: "Search the book" });
+const field = make("input", { type: "search", placeholder: "Search the report", ariaLabel: "Search the report" });
 const found = make("div", { role: "status" });
 contents.prepend(field);
 lists.before(found);
@@ -15,7 +15,7 @@ const search = () => {
     const near = make("small", {}, `… ${text.slice(at, at + 110)} …`);
     return make("li", {}, make("a", { href }, title, near));
   })));
-  if (words.length && !hits.length) found.textContent = window.searchIndex ? "Nothing found." : "Reading the book ...";
+  if (words.length && !hits.length) found.textContent = window.searchIndex ? "Nothing found." : "Reading the report ...";
   lists.hidden = words.length > 0;
 };
 field.addEventListener("input", search);

@@ -426,7 +426,7 @@ def test_a_page_a_chapter_without_quarto(book: Path, visit: Callable[..., Any]) 
     assert "SECOND PART\n2 One" in contents.inner_text()
     assert contents.locator("[aria-current=page]").inner_text() == "2 One"
     assert "2.1 Finding" in contents.inner_text() and contents.locator("ul ul").count() == 1
-    page.get_by_label("Search the book").fill("look perplexity")
+    page.get_by_label("Search the report").fill("look perplexity")
     page.locator("#TOC [role=status] a").first.click()
     assert page.url.endswith("one.html#sec-finding")
     page.locator("a[rel=prev]").click()

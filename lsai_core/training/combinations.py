@@ -97,6 +97,11 @@ def refusal(config: TrainConfig) -> str | None:
     adamw = config.optim.name == "adamw" and config.optim.states == "full"
     if config.profile.lost_updates and (config.parallel.distributed or not adamw):
         return "profile.lost_updates counts in one process, with optim.name adamw and states full"
+    if config.optim.overlap and (config.parallel.distributed or config.profile.lost_updates):
+        return (
+            "optim.overlap updates in one process, and while weights are not looked at: it goes "
+            "with no parallel.* and no profile.lost_updates"
+        )
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
     if (reason := _refusal_of_sharing(config)) is not None:
@@ -195,7 +200,8 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     package = "lsai_core.optimizers.kinds.*"
     if optim.name not in (known := (*names(package), *own("optimizers"))):
         return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
-    usual = OptimConfig().model_dump(include={"name", "kernel", "states", "rounding", "rounded"})
+    asked = {"name", "kernel", "states", "rounding", "rounded", "overlap"}
+    usual = OptimConfig().model_dump(include=asked)
     if optim.model_dump(include=set(usual)) == usual:
         return None
     declaration: Optimizer = declared(package, optim.name, "OPTIMIZER", "optimizers", Optimizer)

@@ -35,6 +35,7 @@ COMPARED = [
     ("h200-c", "bf16, compiled", "ours_bf16", "hf_flash_compiled"),
     ("h200-g", "fp8, compiled", "ours_fp8_tensorwise", "megatron_fp8_current_graph"),
     ("h200-g", "fp8, delayed scales", "ours_fp8", "megatron_fp8_delayed_graph"),
+    ("h200-h", "bf16, compiled", "ours_bf16", "megatron_bf16_graph"),
     ("h100", "bf16, compiled", "ours_bf16", "titan_compiled"),
     ("h200", "bf16, compiled", "ours_bf16", "titan_compiled"),
     ("h200", "bf16, not compiled", "ours_eager", "titan_eager"),

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.report.colors import COLORS
@@ -115,6 +116,10 @@ def lines(
         axes.minorticks_off()
     if "y" in log:
         axes.set_yscale("log")
+        if frame[y].max() < 100 * frame[y].min():  # few decades: 1, 2, 5, 10 as plain numbers
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(lambda value, _: thousands(value))
+            axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=min(0, frame[y].min()))
     if legend:
