@@ -101,7 +101,6 @@ def test_nothing_that_is_shown_is_markup() -> None:
         (lambda: lab.find_run(RECORDED).xyz, "no attribute 'xyz'; known: annotate, command,"),
         (lambda: lab.find_run(RECORDED).outcome.x, "'str' object has no attribute 'x'"),
         (lambda: lab.study("memory").variants["bf16"].x, "no attribute 'x'"),
-        ("OptimConfig has no attribute 'lrr'; did you mean",),
         (lambda: lsai_core.TrainConfig(lr=1e-3), "model: Field required; unknown key 'lr'"),
         (lambda: lab.load(mine=True, min=3), "lab.load takes no 'min'; did you mean mine?"),
         (lambda: lab.find_run(), "lab.find_run(which): missing a required argument: 'which'"),
