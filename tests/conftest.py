@@ -52,6 +52,10 @@ from lsai_lab.runs.find import tell_once
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # So it is in a shell's background job, and then for all that is started here, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 TINY_MODEL = {
     "n_layers": 2,

@@ -215,6 +215,7 @@ DRY = (
     "find-batch --study machines --dry-run",
     "train --study machines --technique compiled --dry-run",
 )
+ON_MPS = "train --study machines --set device=mps --dry-run"
 LABEL = (
     "from lsai_lab.machine.environment import environment, fingerprint; answer = "
     "[environment()['machine'], fingerprint(environment())]"
@@ -255,7 +256,7 @@ def macs(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
             "LSAI_ROOT": str(study),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / f"compiled-{number}"),
         }
-        commands = ["doctor", *DRY] if chip == "Apple M4" else list(DRY)
+        commands = ["doctor", ON_MPS, *DRY] if chip == "Apple M4" else list(DRY)
         found[chip] = asked(
             "pretend.as_mac()", folder / str(number), commands, [LABEL, TRAINS], **env
         )
@@ -289,6 +290,12 @@ def test_a_dry_run_says_what_a_mac_cannot_do(macs: dict[str, dict[str, Any]]) ->
         assert "RLIMIT_DATA" in out
     assert "1 to run" in macs["Apple M1"][train][1]
     assert "xcode-select" in macs["Apple M4"][train][1]
+
+
+def test_the_gpu_of_a_mac_is_refused_in_one_line(macs: dict[str, dict[str, Any]]) -> None:
+    code, out, err = macs["Apple M4"][ON_MPS]
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert "device" in err and "'mps'" in err and "'cpu'" in err
 
 
 def test_intel_macs_are_refused_by_the_doctor(tmp_path: Path) -> None:

@@ -54,8 +54,6 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     the rest of the probe said."""
     path, project = tmp_path_factory.mktemp("probe") / "cpu.json", Project(CHECKOUT)
     words = ("probe", "--device", "cpu", "--out", path)
-    # a shell's background job ignores the signal, and so would the processes that it starts
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     first, said = project.start(*words), ""
     assert first.stderr is not None
     while "attention" not in said:

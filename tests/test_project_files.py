@@ -8,6 +8,7 @@ import tomllib
 
 import yaml
 from conftest import CHECKOUT
+from packaging.requirements import Requirement
 
 import lsai_core
 from lsai_lab.machine import platforms
@@ -77,3 +78,17 @@ def test_the_readme_has_the_platforms_as_the_code_has_them() -> None:
     refused = rows["refused, in one line"]
     assert "Windows" in refused and "WSL2" in refused and "Intel Macs" in refused
     assert "ROCm" in rows["best effort"]
+
+
+def test_an_install_without_make_is_in_the_readme_as_the_package_has_it() -> None:
+    [line] = re.findall(r"(?m)^- Without `make`: (.*)$", read("README.md"))
+    [extra] = re.findall(r"`pip install -e '\.\[(\w+)\]'`", line)
+    assert extra in PROJECT["optional-dependencies"]
+    assert f"$(pip) \"$(TORCH)\" -e '.[{extra}]'" in read("Makefile")  # what make installs, too
+    [command] = re.findall(r"then `(\w+) \w+`", line)
+    assert command in PROJECT["scripts"]
+    alone = line.partition("`pip install .`: ")[2]
+    needs = map(Requirement, PROJECT["dependencies"])
+    linux = {"sys_platform": "linux"}
+    here = {need.name for need in needs if need.marker is None or need.marker.evaluate(linux)}
+    assert set(re.findall(r"\w+", alone)) - {"and"} == here
