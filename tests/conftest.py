@@ -291,11 +291,13 @@ class Project:
             for key, value in self.env.items():
                 patch.setenv(key, value)
             patch.setattr(sys, "argv", ["lsai", *map(str, arguments)])
+            session.cache_clear()
             try:
                 main()
                 code = 0
             except SystemExit as exit_:
                 code = int(exit_.code or 0)
+        session.cache_clear()  # of this project; the next test reads its own
         return code, out.getvalue(), err.getvalue()
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
