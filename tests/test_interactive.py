@@ -334,7 +334,9 @@ def test_a_prediction_finds_what_its_word_means(empty: Path, tmp_path: Path) -> 
 
 
 def test_one_name_is_a_list_of_one(empty: Path) -> None:
-    runs = lab.load("memory").query("part == 'train'")
+    part = "train"
+    runs = lab.load("memory").query("part == @part")
+    assert set(runs["part"]) == {part}
     many = lab.summarize(runs, ["tokens_per_s"], by=["gpu"])
     assert lab.summarize(runs, "tokens_per_s", by="gpu").equals(many)
     assert {*lab.recorded(["memory", "gemm"])["study"]} == {"memory", "gemm"}

@@ -289,8 +289,9 @@ class _Loop:
             self.checkpoints.save(done, self.model, self.optimizer, result.train_s)
         if stop and not last:
             self.checkpoints.finish()
-            sender = "request" if self.world.launched else signal.Signals(asked[0]).name
-            raise Preempted(f"stopped after step {done} of {config.steps}, asked by {sender}")
+            # of several processes, the one that launched them knows the signal, and adds it
+            signal_ = "" if self.world.launched else f" ({signal.Signals(asked[0]).name})"
+            raise Preempted(f"stopped after step {done} of {config.steps}{signal_}")
         if check or save:
             self.timer.mark()
 

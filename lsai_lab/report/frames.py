@@ -32,13 +32,18 @@ class NoColumn(KeyError):
 def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, which says which columns come near one that is not there."""
 
+    # pandas reads the `@names` of a query in its caller's frame, which stands one level higher
+    reads_caller = method.__name__ == "query"
+
     @functools.wraps(method)
     def call(self: pd.DataFrame, *given: Any, **named: Any) -> Any:
+        if reads_caller:
+            named["level"] = named.get("level", 0) + 1
         try:
             return method(self, *given, **named)
         except (KeyError, NameError) as error:
             unknown = [name for name in _QUOTED.findall(str(error)) if name not in self.columns]
-            if isinstance(error, NoColumn) or not unknown:
+            if isinstance(error, NoColumn) or "local variable" in str(error) or not unknown:
                 raise
             near = hint(unknown[0], map(str, self.columns))
             raise NoColumn(f"there is no column {unknown[0]!r}{near}") from None
