@@ -189,6 +189,14 @@ def test_a_frame_of_runs_shows_what_people_look_for_first(empty: Path) -> None:
             wrong()
         assert "no column 'tokens_per_sec'; did you mean tokens_per_s" in str(error.value)
         assert len(error.value._render_traceback_()) == 1
+    with pytest.raises(KeyError, match=r"dots in `backticks`: `optim\."):
+        runs.query("optim.lr > 0")
+    with pytest.raises(AttributeError, match="'tokens_per_sec'; did you mean tokens_per_s"):
+        runs.tokens_per_sec  # noqa: B018
+    assert list(lab.steps(RECORDED))[:3] == ["step", "loss", "step_ms"]
+    assert "tokens/s, " in repr(lab.find_run(RECORDED))
+    with pytest.raises(UserError, match="simulated_gpu"):
+        lab.predict(torch.nn.Linear(2, 2), "h100")
 
 
 def test_a_prediction_refused_names_the_preset(empty: Path) -> None:

@@ -70,6 +70,7 @@ def kept(call: Callable[[Tensor], Tensor], *shape: int, dtype: torch.dtype = tor
 
 def test_weights_gradients_and_states_by_hand() -> None:
     gpu = simulated(wide, (64, 1024))
+    assert repr(gpu).startswith("simulated H100: fits; ") and "weights" in repr(gpu)
     causes, matrix = gpu.by_cause(), 4 * MIB
     assert causes["weights"] == pytest.approx(4 * matrix)
     # Moments from the first step on, and beside them roots of all squares at once in the update.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Self
@@ -39,6 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
+from lsai_core.base.shown import Part, Shown
 from lsai_core.kernels import FakeGpu
 from lsai_core.prediction.allocator import (
     GAP,
@@ -204,7 +205,7 @@ def _wide_statistics(tracker: StepTracker, result: tuple[Tensor, ...]) -> tuple[
     return (out, *wide)
 
 
-class SimulatedGpu:
+class SimulatedGpu(Shown):
     """A context (see `simulated_gpu`), and, once it is closed, what was found. All GiB."""
 
     def __init__(self, gpu: Gpu) -> None:
@@ -337,6 +338,18 @@ class SimulatedGpu:
     def fits(self) -> bool:
         """Whether it gets through, if only by giving cached memory back."""
         return self.verdict != "too large"
+
+    def shown(self) -> Iterable[Part]:
+        """The verdict, both peaks, and the memory by cause; before the program's end only the
+        GPU."""
+        if self._replayed is None:
+            yield Part(f"simulated {self.gpu.name}; its program has not ended")
+            return
+        allocated, reserved = self.peak_allocated_gib, self.peak_reserved_gib
+        peaks = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved"
+        causes = [(name, f"{size:.2f}") for name, size in self.by_cause().items()]
+        heads = ("without workspaces", "GiB")
+        yield Part(f"simulated {self.gpu.name}: {self.verdict}; {peaks}", heads, causes)
 
     def phases(self) -> dict[str, float]:
         """The peak of each phase, without the libraries' workspaces."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+from torch import nn
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
@@ -97,6 +98,11 @@ def predict(
     named = {"study": study, "variant": variant, "hf": hf, "profile": profile}
     if what is None and study is None and hf is None:
         raise UserError('say what to predict: lab.predict("llama3-8b"), or "memory.bf16", or hf')
+    if isinstance(what, nn.Module):
+        raise UserError(
+            "a model of your own is predicted with its loop: "
+            'with lsai_core.simulated_gpu("h100") as gpu: ...'
+        )
     with said_in_python():
         measured = None if passport is None else Path(passport)
         targets = asked_for(gpu_words(gpu), measured, largest is not None)

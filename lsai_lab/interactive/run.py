@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Part, Shown, value
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
@@ -342,7 +342,11 @@ class Run(Shown):
             return _given(flatten(self.record.config))
 
     def __repr__(self) -> str:
-        return f"{self.id.study}.{self.id.name} ({self.label}), {self.state}, {self.folder}"
+        name = f" {self.name!r}" if self.name else ""
+        speed = self.record.summary.results.get("tokens_per_s")
+        said = f", {value(speed)} tokens/s" if speed else ""
+        about = f"{self.id.study}.{self.id.name}{name} ({self.label})"
+        return f"{about}, {self.state}{said}, {self.folder}"
 
     def _repr_markdown_(self) -> str:
         return unfolded(self.shown())

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import hint
-from lsai_core.base.shown import value
+from lsai_core.base.shown import UnknownName, value
 
 WIDE = 20  # columns; with more, the first ones are shown
 _OPTIONS = (
@@ -45,10 +45,17 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
             unknown = [name for name in _QUOTED.findall(str(error)) if name not in self.columns]
             if isinstance(error, NoColumn) or "local variable" in str(error) or not unknown:
                 raise
-            near = hint(unknown[0], map(str, self.columns))
-            raise NoColumn(f"there is no column {unknown[0]!r}{near}") from None
+            raise NoColumn(_no_column(unknown[0], self)) from None
 
     return call
+
+
+def _no_column(name: str, frame: pd.DataFrame) -> str:
+    dotted = [column for column in map(str, frame.columns) if column.startswith(f"{name}.")]
+    if dotted:
+        cure = f"a query has names with dots in `backticks`: `{dotted[0]}`"
+        return f"there is no column {name!r}; {cure}"
+    return f"there is no column {name!r}{hint(name, map(str, frame.columns))}"
 
 
 class Runs(pd.DataFrame):
@@ -57,6 +64,14 @@ class Runs(pd.DataFrame):
     @property
     def _constructor(self) -> Callable[..., pd.DataFrame]:
         return Runs
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name[0] == "_":
+                raise
+            raise UnknownName(_no_column(name, self)) from None
 
     def __repr__(self) -> str:
         if not (note := self._left_out()):

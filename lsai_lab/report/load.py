@@ -206,7 +206,8 @@ def steps(run: AnyRun) -> pd.DataFrame:
         return pd.DataFrame(columns=list(STEPS))
     frame["tokens"] = frame["tokens_in_step"].cumsum()
     frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
-    return frame
+    first = [name for name in STEPS if name in frame]
+    return frame[[*first, *(name for name in frame if name not in first)]]
 
 
 def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.DataFrame:
