@@ -50,6 +50,11 @@ def hint(name: object, known: Iterable[str]) -> str:
     return f"; of {len(names)} known ones the nearest are {', '.join(nearest)}"
 
 
+def no_column(name: object, columns: Iterable[str]) -> str:
+    """The error line for a name that is no column, with the nearest of those that are."""
+    return f"there is no column {name!r}{hint(name, columns)}"
+
+
 def not_installed(error: ModuleNotFoundError) -> str | None:
     """What to do about a package of somebody else's that is not there; None if a file of ours is
     missing."""

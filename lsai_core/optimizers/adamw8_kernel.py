@@ -19,7 +19,8 @@ from lsai_core.optimizers.rounding import Noise
 from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
 VALUES: tl.constexpr = tl.constexpr(256)
-BLOCKS, FEW_BLOCKS = 8, 16  # of one tile; see `lsai_core.optimizers.adamw_kernel`
+BLOCKS = 8  # of one tile
+FEW_BLOCKS = 16  # of one tile of few programs; see `lsai_core.optimizers.adamw_kernel`
 
 
 @triton.jit

@@ -30,9 +30,10 @@ from lsai_core.optimizers.base import coefficients
 from lsai_core.optimizers.rounding import TOGETHER, Noise
 from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
-BLOCK, SUM_BLOCK = 4096, 8192
-# of few programs: values of a tile, at the most, and how deep loads are pipelined
-FEW_BLOCK, STAGES = 8192, tl.constexpr(3)
+BLOCK = 4096
+SUM_BLOCK = 8192
+FEW_BLOCK = 8192  # values of a tile of few programs, at the most
+STAGES = tl.constexpr(3)  # how deep few programs pipeline their loads
 
 
 @triton.jit

@@ -202,7 +202,7 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
         return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
     asked = {"name", "kernel", "states", "rounding", "rounded", "overlap"}
     usual = OptimConfig().model_dump(include=asked)
-    if optim.model_dump(include=set(usual)) == usual:
+    if optim.model_dump(include=asked) == usual:
         return None
     declaration: Optimizer = declared(package, optim.name, "OPTIMIZER", "optimizers", Optimizer)
     return declaration.refusal(optim)

@@ -290,8 +290,8 @@ class _Loop:
         if stop and not last:
             self.checkpoints.finish()
             # of several processes, the one that launched them knows the signal, and adds it
-            signal_ = "" if self.world.launched else f" ({signal.Signals(asked[0]).name})"
-            raise Preempted(f"stopped after step {done} of {config.steps}{signal_}")
+            asked_by = "" if self.world.launched else f" ({signal.Signals(asked[0]).name})"
+            raise Preempted(f"stopped after step {done} of {config.steps}{asked_by}")
         if check or save:
             self.timer.mark()
 

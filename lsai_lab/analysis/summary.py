@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError, no_column
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import listed
@@ -141,8 +141,7 @@ def require_columns(names: Iterable[str], frame: pd.DataFrame) -> None:
     if not isinstance(frame, pd.DataFrame):
         raise UserError(f"a frame is wanted here, such as lab.load(...) gives, not {frame!r:.80}")
     if unknown := [name for name in names if name not in frame]:
-        columns = list(map(str, frame.columns))
-        raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], columns)}")
+        raise UserError(no_column(unknown[0], frame.columns))
 
 
 def spread(values: pd.Series) -> float:

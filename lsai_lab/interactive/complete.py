@@ -21,6 +21,7 @@ from lsai_core.config.strict import Strict, dotted
 from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.claims.declared import load_claims
+from lsai_lab.data.local import SUFFIXES
 from lsai_lab.data.prepare import KINDS
 from lsai_lab.interactive.place import Place, call_before_dot, place_of
 from lsai_lab.interactive.seen_values import Names, function_of, value_of
@@ -32,7 +33,6 @@ from lsai_lab.runs.study import load_study
 
 # A column and the text that it is compared with, at the end of a query.
 _COMPARED = re.compile(r"`?([\w.]+)`?\s*[=!]=\s*[\"']([^\"']*)$")
-_TEXTS = (".csv", ".json", ".jsonl", ".md", ".parquet", ".txt")  # that `data.source` reads
 _LAST_WORD = re.compile(r"`?[\w.]*$")
 # Arguments whose texts are no columns, wherever a frame is drawn, sorted or shown.
 _NO_COLUMN = ("aggfunc", "axis", "color", "how", "kind", "log", "palette", "text", "title")
@@ -244,7 +244,7 @@ def _settings(asked: _Asked) -> Iterable[str] | None:
 def _sources() -> list[str]:
     """Sources of text: those with a name, the beginnings of the others, and files of text here."""
     known = [kind.partition("<")[0] for kind in KINDS]
-    here = sorted(path.name for path in Path.cwd().iterdir() if path.suffix in _TEXTS)
+    here = sorted(path.name for path in Path.cwd().iterdir() if path.suffix in SUFFIXES)
     return [*known, *(f"file:{name}" for name in here)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import hint
+from lsai_core.base.errors import no_column
 from lsai_core.base.shown import UnknownName, value
 
 WIDE = 20  # columns; with more, the first ones are shown
@@ -55,7 +55,7 @@ def _no_column(name: str, frame: pd.DataFrame) -> str:
     if dotted:
         cure = f"a query has names with dots in `backticks`: `{dotted[0]}`"
         return f"there is no column {name!r}; {cure}"
-    return f"there is no column {name!r}{hint(name, map(str, frame.columns))}"
+    return no_column(name, frame.columns)
 
 
 class Runs(pd.DataFrame):

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pandas as pd
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root
@@ -220,7 +220,7 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
         runs = pd.DataFrame([_row(run, machine_of(run.folder) is None)])
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *listed(keep))))
     if len(runs) and (unknown := [name for name in names if name not in runs]):
-        raise UserError(f"there is no column {unknown[0]!r}{hint(unknown[0], map(str, runs))}")
+        raise UserError(no_column(unknown[0], runs))
     found = [
         _rows(finished_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")

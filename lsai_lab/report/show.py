@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pandas as pd
 from IPython.display import HTML, Markdown
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError, no_column
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.frames import first_columns
@@ -66,8 +66,7 @@ def table(
     whole = frame
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
-        near = hint(str(unknown[0]), list(map(str, names)))
-        raise UserError(f"table: there is no column {unknown[0]!r}{near}")
+        raise UserError(f"table: {no_column(unknown[0], names)}")
     wide = len(names) > MOST_COLUMNS
     names = first_columns(frame)[:MOST_COLUMNS] if wide else names
     names, frame = [name for name in names if name != "run"], frame.head(MOST_ROWS)

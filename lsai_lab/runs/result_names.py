@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Iterable
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError, no_column
 
 NAMES = [
     "tokens_per_s",
@@ -130,4 +130,4 @@ def require_known(names: Iterable[str], columns: Iterable[str]) -> None:
     for name in names:
         if name not in there and not is_result(name):
             known = [*there, *(one for one in NAMES if "<" not in one)]
-            raise UserError(f"there is no column {name!r}{hint(name, dict.fromkeys(known))}")
+            raise UserError(no_column(name, known))
