@@ -15,7 +15,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.plugins import declared
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import OptimConfig
-from lsai_core.model.transformer import shaped
+from lsai_core.model.transformer import count_parameters, shaped
 from lsai_core.optimizers.base import (
     FactorOptimizer,
     Named,
@@ -95,6 +95,12 @@ def state_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> i
         optimizer = build_optimizer(empty.to_empty(device="cpu"), anywhere)
         make_states(optimizer, update=False)
     return sum(state.nbytes for state in kept_states(optimizer))
+
+
+def trained_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> int:
+    """Weights of `dtype`, gradients and what the optimizer keeps, of a whole model."""
+    weights = dtype.itemsize * count_parameters(model).total
+    return 2 * weights + state_bytes(model, optim, dtype)
 
 
 def kept_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
