@@ -313,6 +313,15 @@ def test_a_withdrawn_claim_is_listed_and_judged_by_nothing(checkout: Path) -> No
     assert (told["measured"], told["verdict"]) == ("–", "**withdrawn**")
 
 
+def test_runs_that_cannot_be_made_again_are_judged_by_their_records(checkout: Path) -> None:
+    claim = "kind: ratio, of: removed, over: baseline, at_least: 1.1, sentence: '{value}'"
+    runs = rows(baseline=[100], removed=[90])
+    with pytest.raises(UserError, match="study memory has no variant 'removed'"):
+        judge(checkout, runs, claim)
+    judged = judge(checkout, runs, f"{claim}, gone: 1a2b3c4d")
+    assert (judged["verdict"], judged["value"]) == ("fallen", 0.9)
+
+
 # When a bound was set, beside when its runs began.
 
 

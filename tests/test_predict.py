@@ -18,6 +18,7 @@ from conftest import CHECKOUT, Project, gpu_bytes, write_run
 from fsdp_fixture import METERED, assert_predicted, dataset, plan, write_text
 from fsdp_fixture import config as fsdp_config
 
+import lsai_lab as lab
 from lsai_core.base import disk_cache
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import ParallelConfig, TrainConfig
@@ -97,6 +98,8 @@ def test_committed_predictions_are_those_of_the_code_as_it_stands() -> None:
     kept = predicted_runs(runs, CHECKOUT / "reports")
     assert len(kept) == len(runs)
     for run, row in list(zip(runs, kept.to_dict("records"), strict=True))[::8]:
+        if run.config.get("optim", {}).get("overlap"):  # a setting that is gone
+            continue
         said = predict_again(run)
         assert row["predicted"] == pytest.approx(said["predicted"], rel=1e-3), run.folder
         for name in ("predicted_reserved", "estimated_s"):
@@ -609,6 +612,26 @@ def test_records_of_older_code_are_read_as_they_were_made() -> None:
             config = config_of(run)
             assert (config.loss, config.blocks, config.optim.kernel) == ("full", "plain", "torch")
             break
+
+
+def test_a_record_with_a_setting_that_is_gone_says_which_commit_could_run_it() -> None:
+    """Where it did nothing, it is as if it had never been; what was predicted with it stays."""
+    reports = CHECKOUT / "reports"
+    runs = [run for run in recorded_runs(reports, "speed") if run.machine == "h200-h"]
+    without = [run for run in runs if run.config["optim"]["overlap"] == 0]
+    assert 0 < len(without) < len(runs)
+    for run in runs:
+        if run in without:
+            assert config_of(run) == lab.find_run(run.folder).config
+            continue
+        with pytest.raises(UserError, match=r"^optim\.overlap=\d+ cannot .* 86f08e08 has it$"):
+            config_of(run)
+        with pytest.raises(UserError, match="86f08e08 has it"):
+            print(lab.find_run(run.folder).config)
+    said = predicted_runs(runs, reports)
+    assert len(said) == len(runs) and (said["error"].abs() < 1e-4).all()
+    called = lab.load("speed").query("variant == 'beside'")["label"]
+    assert set(called) == {"update beside forward"}
 
 
 def test_runs_are_compared_with_their_predictions(

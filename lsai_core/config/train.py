@@ -3,7 +3,8 @@
 Every key is declared here, with its default and its bounds; an unknown key or a wrong type is an
 error that names the key. Which settings cannot go together depends on kernels, recipes and methods,
 which stand above: `lsai_core.training.combinations` checks that before anything starts. The
-resolved config is what the run key hashes (`lsai_core.base.code`).
+resolved config is what the run key hashes (`lsai_core.base.code`), so two runs with equal configs,
+code and hardware are the same run.
 """
 
 from __future__ import annotations
@@ -136,9 +137,6 @@ class OptimConfig(Strict):
         TENSOR_CLASSES,
         strict=False,
         description="which bf16 weights are all there is; AdamW keeps the others in fp32, too",
-    )
-    overlap: Annotated[int, STEP, LATER] = Field(
-        0, ge=0, le=1024, description="multiprocessors that update beside the forward pass; 0: none"
     )
 
 
@@ -379,8 +377,10 @@ class TrainConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _batches_are_sequences(cls, data: Any) -> Any:
-        """Older records count what is judged in batches per process: as sequences. Whoever gives
-        both gets an error that names `eval.batches`, which is no key any more."""
+        """Older records count what is judged in batches per process: as sequences.
+
+        Whoever gives both gets an error that names `eval.batches`, which is no key any more.
+        """
         judged = data.get("eval") if isinstance(data, dict) else None
         if not isinstance(judged, dict) or "batches" not in judged or "sequences" in judged:
             return data

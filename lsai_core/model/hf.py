@@ -23,9 +23,8 @@ from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.config.train import ModelConfig
 from lsai_core.model.hf_config import CONFIG, KEYS, LLAMA, max_positions, read_config, read_json
-from lsai_core.model.recompute import GradCheckpoint
 from lsai_core.model.rows import row_order
 from lsai_core.model.transformer import Transformer, fill, shaped
 
@@ -108,11 +107,9 @@ def _require_places(names: Iterable[str], table: Mapping[str, Slot]) -> None:
 
 def load_hf(
     folder: Path,
-    attention: AttentionConfig | None = None,
     dtype: torch.dtype = torch.float32,
     *,
     device: torch.device | str = "cpu",
-    grad_checkpoint: GradCheckpoint = "none",
 ) -> Transformer:
     """Read a Llama checkpoint from `folder` into a `Transformer` with parameters of `dtype` on
     `device`.
@@ -121,8 +118,7 @@ def load_hf(
     something is missing, damaged, of the wrong shape, or of a kind that `Transformer` cannot
     express (biases, other architectures, other activations).
     """
-    config = read_config(folder)
-    model = shaped(config, attention, grad_checkpoint=grad_checkpoint)
+    model = shaped(read_config(folder))
     model.to(dtype).to_empty(device=device)
     fill_from(model, folder)
     return model

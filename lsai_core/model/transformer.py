@@ -163,10 +163,6 @@ def _alone(last: bool) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def _ready(index: int) -> None:
-    """No update is under way."""
-
-
 class Transformer(nn.Module):
     """The decoder. Weights are initialised with seed 0, except on the meta device (see
     `build_model`).
@@ -201,8 +197,6 @@ class Transformer(nn.Module):
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
         self.host_inputs: HostInputs | None = None
         self.loss = linear_cross_entropy
-        # called before block n, and before what follows the last: an update may still be under way
-        self.before_block: Callable[[int], None] = _ready
         # What processes that share the model do around a micro-batch, the last of a step or not,
         # and what they call in its place.
         self.micro_batch: Callable[[bool], AbstractContextManager[Any]] = _alone
@@ -279,14 +273,12 @@ class Transformer(nn.Module):
         if self.bf16_residual:
             x_BSD = x_BSD.bfloat16()
         for index, block in enumerate(self.blocks):
-            self.before_block(index)
             with (
                 contextlib.nullcontext()
                 if self.host_inputs is None
                 else self.host_inputs.of_block(index, x_BSD)
             ):
                 x_BSD = block(x_BSD, cos, sin)
-        self.before_block(len(self.blocks))
         return self.norm(x_BSD)
 
     @torch.no_grad()

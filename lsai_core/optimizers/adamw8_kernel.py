@@ -13,14 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lsai_core.optimizers.adamw_kernel import STAGES, rounding_arguments, updated
+from lsai_core.optimizers.adamw_kernel import rounding_arguments, updated
 from lsai_core.optimizers.base import coefficients
 from lsai_core.optimizers.rounding import Noise
 from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
 VALUES: tl.constexpr = tl.constexpr(256)
-BLOCKS = 8  # of one tile
-FEW_BLOCKS = 16  # of one tile of few programs; see `lsai_core.optimizers.adamw_kernel`
+BLOCKS = 8  # blocks of one program
 
 
 @triton.jit
@@ -77,22 +76,34 @@ def _index(a, EXTRA: tl.constexpr):
     return steps + tl.minimum(tl.maximum(step, 0), steps - 1) - EXTRA
 
 
-@triton.jit
-def _update_tile(
-    tile,
-    pointers,
-    sizes,
-    numbers,
-    rounding,
+@triton.jit(do_not_specialize=["seed", "step", "parameter"])
+def adamw8_update(
+    weight,
+    gradient,
+    mean8,
+    mean_scale,
+    square8,
+    square_scale,
+    factor,
+    columns,
+    blocks_of_row,
+    blocks,
+    keep,
+    rate,
+    new1,
+    beta2,
+    new2,
+    inverse_root,
+    eps,
+    seed,
+    step,
+    parameter,
+    first,
     STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    weight, gradient, mean8, mean_scale, square8, square_scale, factor = pointers
-    columns, blocks_of_row, blocks = sizes
-    keep, rate, new1, beta2, new2, inverse_root, eps = numbers
-    seed, step, parameter, first = rounding
-    block = (tile * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
+    block = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
     exists = block < blocks
     row = block // blocks_of_row
     column = (block - row * blocks_of_row)[:, None] * VALUES + tl.arange(0, VALUES)[None, :]
@@ -126,56 +137,6 @@ def _update_tile(
     tl.store(square8 + at, tl.where(v > 0, code, 0).to(tl.uint8), mask=inside)
 
 
-@triton.jit(do_not_specialize=["seed", "step", "parameter"])
-def adamw8_update(
-    weight,
-    gradient,
-    mean8,
-    mean_scale,
-    square8,
-    square_scale,
-    factor,
-    columns,
-    blocks_of_row,
-    blocks,
-    keep,
-    rate,
-    new1,
-    beta2,
-    new2,
-    inverse_root,
-    eps,
-    seed,
-    step,
-    parameter,
-    first,
-    STOCHASTIC: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    FEW: tl.constexpr,
-):
-    pointers = (weight, gradient, mean8, mean_scale, square8, square_scale, factor)
-    sizes = (columns, blocks_of_row, blocks)
-    numbers = (keep, rate, new1, beta2, new2, inverse_root, eps)
-    rounding = (seed, step, parameter, first)
-    tile, programs = tl.program_id(0), tl.num_programs(0)
-    if FEW:
-        own = tl.cdiv(tl.cdiv(blocks, BLOCKS) - tile, programs)
-        for number in tl.range(own, num_stages=STAGES):
-            _update_tile(
-                tile + number * programs,
-                pointers,
-                sizes,
-                numbers,
-                rounding,
-                STOCHASTIC,
-                ALIGNED,
-                BLOCKS,
-            )
-    else:
-        _update_tile(tile, pointers, sizes, numbers, rounding, STOCHASTIC, ALIGNED, BLOCKS)
-
-
 def adamw8_(
     weight: Tensor,
     gradient: Tensor,
@@ -191,21 +152,18 @@ def adamw8_(
     eps: float,
     weight_decay: float,
     noise: Noise | None = None,
-    programs: int | None = None,
 ) -> None:
     """Update a matrix and its moments in place for step number `step` (from 1).
 
     weight, gradient (N, K) fp32 or bf16; mean8, square8 (N, K) uint8; their scales (N, K / 256,
     rounded up) fp32; all contiguous. `factor`: fp32 scalar on the device, multiplied into the
     gradient (clipping). The gradient is left as it is. `noise`: a bf16 weight is rounded
-    stochastically by it, without to nearest. `programs`: as of `adamw_`.
+    stochastically by it, without to nearest.
     """
-    at_once = FEW_BLOCKS if programs else BLOCKS
     columns, blocks_of_row = weight.shape[1], mean_scale.shape[1]
     assert blocks_of_row == triton.cdiv(columns, VALUES.value)
     blocks, numbers = mean_scale.numel(), coefficients(step, lr, betas, eps, weight_decay)
-    tiles = triton.cdiv(blocks, at_once)
-    adamw8_update[(min(programs or tiles, tiles),)](
+    adamw8_update[(triton.cdiv(blocks, BLOCKS),)](
         weight,
         gradient,
         mean8,
@@ -218,8 +176,7 @@ def adamw8_(
         blocks,
         *numbers,
         **rounding_arguments(weight, noise, columns),
-        BLOCKS=at_once,
-        FEW=programs is not None,
-        num_warps=16 if programs else 8,
+        BLOCKS=BLOCKS,
+        num_warps=8,
         enable_fp_fusion=False,
     )

@@ -8,17 +8,10 @@ so that weights and moments are equal to those of the plain update to the last b
 Loshchilov and Hutter 2019, arXiv:1711.05101.
 
 How a bf16 weight is rounded: `lsai_core.optimizers.rounding`.
-
-A grid has a program for each tile. Or few programs go through all tiles, so that an update takes no
-more of the GPU than they do, beside other work (`lsai_core.optimizers.overlap`). Such a program has
-a multiprocessor for itself: larger tiles, 1,024 threads, and in shared memory the next two tiles,
-which come while it works on one. A value takes about 60 instructions, so that 32 multiprocessors of
-an H100 update at most some 1.2e11 values a second.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -32,8 +25,6 @@ from lsai_core.optimizers.rounding_kernel import random_bits, rounded
 
 BLOCK = 4096
 SUM_BLOCK = 8192
-FEW_BLOCK = 8192  # values of a tile of few programs, at the most
-STAGES = tl.constexpr(3)  # how deep few programs pipeline their loads
 
 
 @triton.jit
@@ -44,38 +35,6 @@ def updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps):
     v = beta2 * v + new2 * g * g
     w = w * keep - tl.div_rn(rate * m, tl.sqrt_rn(v) * inverse_root + eps)
     return w, m, v
-
-
-@triton.jit
-def _update_tile(
-    tile,
-    pointers,
-    size,
-    numbers,
-    rounding,
-    STOCHASTIC: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    weight, gradient, mean, square, factor = pointers
-    keep, rate, new1, beta2, new2, inverse_root, eps = numbers
-    seed, step, parameter, first = rounding
-    begin = tile.to(tl.int64) * BLOCK
-    at = begin + tl.arange(0, BLOCK)
-    inside = at < size
-    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
-    m = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(square + at, mask=inside, other=0.0).to(tl.float32)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    w, m, v = updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps)
-    if STOCHASTIC:
-        begin_11 = tl.full((1, 1), 0, tl.int64) + (begin + first)
-        bits = random_bits(begin_11, seed, step, parameter, BLOCK, ALIGNED)
-        tl.store(weight + at, rounded(w, tl.reshape(bits, (BLOCK,))), mask=inside)
-    else:
-        tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)
-    tl.store(mean + at, m.to(mean.dtype.element_ty), mask=inside)
-    tl.store(square + at, v.to(square.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seed", "step", "parameter"])
@@ -100,27 +59,23 @@ def adamw_update(
     STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
-    FEW: tl.constexpr,
 ):
-    pointers = (weight, gradient, mean, square, factor)
-    numbers = (keep, rate, new1, beta2, new2, inverse_root, eps)
-    rounding = (seed, step, parameter, first)
-    tile, programs = tl.program_id(0), tl.num_programs(0)
-    if FEW:
-        own = tl.cdiv(tl.cdiv(size, BLOCK) - tile, programs)
-        for number in tl.range(own, num_stages=STAGES):
-            _update_tile(
-                tile + number * programs,
-                pointers,
-                size,
-                numbers,
-                rounding,
-                STOCHASTIC,
-                ALIGNED,
-                BLOCK,
-            )
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    at = begin + tl.arange(0, BLOCK)
+    inside = at < size
+    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
+    m = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(square + at, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    w, m, v = updated(w, g, m, v, keep, rate, new1, beta2, new2, inverse_root, eps)
+    if STOCHASTIC:
+        begin_11 = tl.full((1, 1), 0, tl.int64) + (begin + first)
+        bits = random_bits(begin_11, seed, step, parameter, BLOCK, ALIGNED)
+        tl.store(weight + at, rounded(w, tl.reshape(bits, (BLOCK,))), mask=inside)
     else:
-        _update_tile(tile, pointers, size, numbers, rounding, STOCHASTIC, ALIGNED, BLOCK)
+        tl.store(weight + at, w.to(weight.dtype.element_ty), mask=inside)
+    tl.store(mean + at, m.to(mean.dtype.element_ty), mask=inside)
+    tl.store(square + at, v.to(square.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -146,19 +101,6 @@ def rounding_arguments(weight: Tensor, noise: Noise | None, columns: int = 1) ->
     }
 
 
-@functools.cache
-def few_block(device: torch.device, each: int) -> int:
-    """Values of a tile of few programs, of `each` so many bytes: `FEW_BLOCK`, or what the shared
-    memory of a multiprocessor has room for."""
-    block = FEW_BLOCK
-    if device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
-        room = getattr(gpu, "shared_memory_per_block_optin", gpu.shared_memory_per_block) - 1024
-        while (STAGES.value - 1) * block * each > room:
-            block //= 2
-    return block
-
-
 def adamw_(
     weight: Tensor,
     gradient: Tensor,
@@ -172,22 +114,16 @@ def adamw_(
     eps: float,
     weight_decay: float,
     noise: Noise | None = None,
-    programs: int | None = None,
 ) -> None:
     """Update `weight`, `mean` and `square` in place for step number `step` (from 1); all contiguous
     and of one size.
 
     `factor`: fp32 scalar on the device, multiplied into the gradient (clipping). The gradient is
     left as it is. `noise`: a bf16 weight is rounded stochastically by it, without to nearest.
-    `programs`: at most so many, each on a multiprocessor of its own; the result is the same.
     """
-    size, block = weight.numel(), BLOCK
-    if programs:
-        each = sum(tensor.element_size() for tensor in (weight, gradient, mean, square))
-        block = few_block(weight.device, each)
-    tiles = triton.cdiv(size, block)
+    size = weight.numel()
     numbers = coefficients(step, lr, betas, eps, weight_decay)
-    adamw_update[(min(programs or tiles, tiles),)](
+    adamw_update[(triton.cdiv(size, BLOCK),)](
         weight,
         gradient,
         mean,
@@ -195,10 +131,9 @@ def adamw_(
         factor,
         size,
         *numbers,
-        **rounding_arguments(weight, noise, block),
-        BLOCK=block,
-        FEW=programs is not None,
-        num_warps=block // 256 if programs else 8,
+        **rounding_arguments(weight, noise, BLOCK),
+        BLOCK=BLOCK,
+        num_warps=8,
         enable_fp_fusion=False,
     )
 

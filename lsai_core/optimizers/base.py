@@ -10,10 +10,9 @@ names are torch's, so that checkpoints of one kind resume with another that keep
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from lsai_core.config.train import TENSOR_CLASSES, TensorClass
-from lsai_core.optimizers.overlap import Overlap, Update
 from lsai_core.optimizers.rounding import Noise, first_place
 
 if TYPE_CHECKING:
@@ -36,15 +34,14 @@ def _no_choices(optim: OptimConfig) -> str | None:
         asked = f"states {optim.states} with kernel {optim.kernel} and rounding {optim.rounding}"
         return (
             f"optim.name {optim.name} has no {asked}; use states full, kernel auto, rounding "
-            f"nearest, all of rounded, and overlap 0"
+            f"nearest, and all of rounded"
         )
     return None
 
 
 def own_update(optim: OptimConfig) -> bool:
     """Whether a config asks for what only the project's own updates have."""
-    usual = (optim.states, optim.rounding, optim.overlap) == ("full", "nearest", 0)
-    return not usual or keeps_exact(optim)
+    return (optim.states, optim.rounding) != ("full", "nearest") or keeps_exact(optim)
 
 
 def keeps_exact(optim: OptimConfig) -> bool:
@@ -102,14 +99,11 @@ class FactorOptimizer(torch.optim.Optimizer):
     `stochastic`: whether bf16 weights are rounded stochastically, with random bits of `seed` and
     the parameters' `numbers` (`rounding.py`), their places in the groups. `exact`: the parameters
     whose state holds their `weight` in fp32, which is updated and of which they are copies.
-    `pieces`: how an update of plain operations cuts a tensor. `programs`: of which parameters a
-    kernel's update is to take no more than so many programs. `overlap`: where updates wait for the
-    next forward pass, if they do.
+    `pieces`: how an update of plain operations cuts a tensor.
     """
 
     stochastic = False
     seed = 0
-    overlap: Overlap | None = None
 
     def __init__(self, groups: Groups, **settings: Any) -> None:
         self._settings = ("weight_decay", *settings)
@@ -117,7 +111,6 @@ class FactorOptimizer(torch.optim.Optimizer):
         self.numbers = numbered([self])
         self.exact: frozenset[Tensor] = frozenset()
         self.pieces: Pieces = pieces
-        self.programs: dict[Tensor, int] = {}
         self._first_places: dict[Tensor, int] = {}
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -125,9 +118,9 @@ class FactorOptimizer(torch.optim.Optimizer):
         update's arguments."""
         raise NotImplementedError
 
-    def updater(self, weight: Tensor, programs: int | None) -> Callable[..., None]:
+    def updater(self, weight: Tensor) -> Callable[..., None]:
         """What updates a weight in place: (weight, gradient, *moments, factor, *, step, noise, and
-        the settings), as a kernel by at most so many `programs`."""
+        the settings)."""
         raise NotImplementedError
 
     def make_state(self, parameter: Tensor) -> dict[str, Any]:
@@ -148,48 +141,31 @@ class FactorOptimizer(torch.optim.Optimizer):
     ) -> None:
         """One update with gradients times `factor` (an fp32 scalar on the device; None: 1)."""
         assert closure is None, "this optimizer does not reevaluate the loss"
-        for update in self.updates(factor):
-            update.run()
-
-    def updates(self, factor: Tensor | None = None) -> Iterator[Update]:
-        """The updates of a step (see `step`), each counted as it is made, to be run now or later,
-        and without gradients."""
         for group in self.param_groups:
-            settings = {name: group[name] for name in self._settings}
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 state = self.make_state(parameter)
                 state["step"] += 1
+                weight = local(state.get("weight", parameter))
                 # the last ranks of a sharded model may hold nothing of a small tensor
-                if not local(parameter).numel():
+                if not weight.numel():
                     continue
                 if factor is None:
-                    factor = torch.ones((), device=local(parameter).device)
-                given = (parameter, parameter.grad, factor, int(state["step"]), settings)
-                yield Update(parameter, parameter.grad, functools.partial(self._update, *given))
-
-    def _update(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        factor: Tensor,
-        step: int,
-        settings: dict[str, Any],
-    ) -> None:
-        state = self.state[parameter]
-        weight = local(state.get("weight", parameter))
-        self.updater(weight, self.programs.get(parameter))(
-            weight,
-            local(gradient),
-            *(local(state[name]) for name in sorted(state) if name not in ("step", "weight")),
-            factor,
-            step=step,
-            noise=self._noise(parameter, step),
-            **settings,
-        )
-        if "weight" in state:
-            local(parameter).copy_(weight)
+                    factor = torch.ones((), device=weight.device)
+                moments = [local(state[n]) for n in sorted(state) if n not in ("step", "weight")]
+                step = int(state["step"])
+                self.updater(weight)(
+                    weight,
+                    local(parameter.grad),
+                    *moments,
+                    factor,
+                    step=step,
+                    noise=self._noise(parameter, step),
+                    **{name: group[name] for name in self._settings},
+                )
+                if "weight" in state:
+                    local(parameter).copy_(weight)
 
     def _noise(self, parameter: Tensor, step: int) -> Noise | None:
         if not self.stochastic:
@@ -253,23 +229,6 @@ def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """The optimizers that an optimizer consists of here: itself, unless it is composed."""
     held = held_here(optimizer)
     return held.parts if isinstance(held, Composed) else [held]
-
-
-def complete_update(optimizer: torch.optim.Optimizer) -> None:
-    """Complete the update of the last step, if some of it waits for the next one."""
-    if (overlap := _of(optimizer)) is not None:
-        overlap.complete()
-
-
-def waiting_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The gradients of the last step that live on, for their updates wait."""
-    overlap = _of(optimizer)
-    return [] if overlap is None else overlap.gradients
-
-
-def _of(optimizer: torch.optim.Optimizer) -> Overlap | None:
-    held = held_here(optimizer)
-    return held.overlap if isinstance(held, FactorOptimizer) else None
 
 
 def numbered(optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, int]:

@@ -15,7 +15,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.plugins import declared
 from lsai_core.config.presets import ModelConfig
 from lsai_core.config.train import OptimConfig
-from lsai_core.model.transformer import Transformer, shaped
+from lsai_core.model.transformer import count_parameters, shaped
 from lsai_core.optimizers.base import (
     FactorOptimizer,
     Named,
@@ -25,7 +25,6 @@ from lsai_core.optimizers.base import (
     numbered,
     parts_of,
 )
-from lsai_core.optimizers.overlap import Overlap
 from lsai_core.optimizers.rounding import ROUNDS
 
 PACKAGE = "lsai_core.optimizers.kinds.*"
@@ -62,29 +61,6 @@ def build_optimizer(
     return optimizer
 
 
-def overlapped(optimizer: torch.optim.Optimizer, model: Transformer, multiprocessors: int) -> None:
-    """Let the updates of `optimizer` run beside the forward passes of `model`, each on at most so
-    many multiprocessors. Raises UserError for an optimizer that cannot."""
-    if not isinstance(optimizer, FactorOptimizer):
-        raise UserError(f"optim.overlap needs the project's own update, not {type(optimizer)}")
-    turns: list[list[torch.Tensor]] = [list(block.parameters()) for block in model.blocks]
-    turns[0] += model.embedding.parameters()
-    inside = {parameter for turn in turns for parameter in turn}
-    turns.append([parameter for parameter in model.parameters() if parameter not in inside])
-    optimizer.programs = dict.fromkeys((p for turn in turns[1:] for p in turn), multiprocessors)
-    optimizer.overlap = overlap = Overlap(turns, turns[0][0].device)
-    model.before_block = overlap.turn
-
-    def complete(*_: object) -> None:
-        overlap.complete()
-
-    model.register_state_dict_pre_hook(complete)
-    model.register_load_state_dict_pre_hook(complete)
-    optimizer.register_state_dict_pre_hook(complete)
-    optimizer.register_load_state_dict_pre_hook(complete)
-    optimizer.register_step_pre_hook(complete)
-
-
 def way_of(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """What a record says of an optimizer, of several parts with a plus in between.
 
@@ -119,6 +95,12 @@ def state_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> i
         optimizer = build_optimizer(empty.to_empty(device="cpu"), anywhere)
         make_states(optimizer, update=False)
     return sum(state.nbytes for state in kept_states(optimizer))
+
+
+def trained_bytes(model: ModelConfig, optim: OptimConfig, dtype: torch.dtype) -> int:
+    """Weights of `dtype`, gradients and what the optimizer keeps, of a whole model."""
+    weights = dtype.itemsize * count_parameters(model).total
+    return 2 * weights + state_bytes(model, optim, dtype)
 
 
 def kept_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -159,7 +141,7 @@ def _step_nowhere(optimizer: torch.optim.Optimizer) -> None:
 
 def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Tensor:
     """Scale all gradients, together, to a norm of at most `limit` (0: no limit) and update the
-    parameters, at once or beside the next forward pass (`overlap.py`).
+    parameters.
 
     Returns the norm before clipping, over all shards: fp32, a scalar on the device of the
     gradients.
@@ -169,13 +151,9 @@ def clip_and_update(optimizer: torch.optim.Optimizer, limit: float) -> torch.Ten
     ]
     group = getattr(optimizer, "pipeline_group", None)
     norm = gradient_norm([p.grad for p in parameters], group)
-    held = held_here(optimizer)
-    if isinstance(held, FactorOptimizer):
+    if isinstance(held_here(optimizer), FactorOptimizer):
         factor = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else None
-        if held.overlap is not None:
-            held.overlap.take(held.updates(factor))
-        else:
-            optimizer.step(factor=factor)  # type: ignore[call-overload]
+        optimizer.step(factor=factor)  # type: ignore[call-overload]
     else:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit or math.inf, norm, foreach=True)
         optimizer.step()

@@ -35,8 +35,7 @@ from lsai_core.fp8.recipes import convert
 from lsai_core.fp8.scales import Scales
 from lsai_core.model.norm import Norm, whole_weight
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.base import FactorOptimizer, numbered, parts_of, pieces
-from lsai_core.optimizers.overlap import Update
+from lsai_core.optimizers.base import FactorOptimizer, parts_of, pieces
 from lsai_core.prediction.tracker import PurposeTracker
 
 
@@ -205,10 +204,6 @@ def update_on_gpu(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
     """`clip_and_update`: kernels need nothing beside the states; other optimizers run, by lists of
     tensors, as torch has it on a GPU unless they are slices."""
     for part in parts_of(optimizer):
-        if isinstance(part, FactorOptimizer) and part.overlap is not None:
-            part.overlap.take(
-                Update(p, p.grad, lambda: None) for p in numbered([part]) if p.grad is not None
-            )
         if isinstance(part, FactorOptimizer) or part.defaults.get("fused"):
             continue
         for group in part.param_groups:

@@ -17,8 +17,8 @@ from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.config.affects import affecting
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
-from lsai_core.model.transformer import count_parameters, shaped
-from lsai_core.optimizers.build import state_bytes
+from lsai_core.model.transformer import shaped
+from lsai_core.optimizers.build import trained_bytes
 from lsai_core.parallel.kinds.zero1 import SpreadOptimizer
 from lsai_core.prediction.allocator import WORKSPACE, Verdict
 from lsai_core.prediction.fake_kernels import FUSED, expected_kernel, is_usual, repeats
@@ -213,9 +213,7 @@ def _host_gib(config: TrainConfig) -> float:
 
     if not config.parallel.cpu_offload:
         return host_gib(config)
-    stored = weight_dtype(config.precision)
-    weights_and_gradients = 2 * stored.itemsize * count_parameters(config.model).total
-    kept_bytes = weights_and_gradients + state_bytes(config.model, config.optim, stored)
+    kept_bytes = trained_bytes(config.model, config.optim, weight_dtype(config.precision))
     return kept_bytes / config.parallel.shards / GIB + host_gib(config)
 
 

@@ -4,8 +4,7 @@ they run out.
 A simulated step gives births and deaths in their order. A run is made of them: the weights, one by
 one; their values, each drawn in fp32 as a whole tensor; a first step, whose update makes the
 optimizer's states, whose first products take cuBLAS's workspaces, one for each of two threads, and
-which measures what fused fp8 casts; then steps that are alike. Gradients whose updates wait live
-on into the next step.
+which measures what fused fp8 casts; then steps that are alike.
 """
 
 from __future__ import annotations
@@ -82,12 +81,11 @@ def _steps(
         for block in reversed([allocator.malloc(int(event * share)) for share in drawn]):
             allocator.free(block)
     allocator.gap = GAP
-    carried: list[Block] = []  # gradients of the step before
     for index, step in enumerate(steps):
         if index == 1:
             allocator.peak_allocated = allocator.allocated
+        blocks: dict[int, Block] = {}
         born, marks = len(before), step.marks
-        blocks = dict(enumerate(carried, marks.get("waiting made", 0) + 1))
         for at, event in enumerate(step.events[marks["forward"] :], marks["forward"]):
             if index == 0 and at in (marks["forward product"], marks["backward product"]):
                 allocator.gap = 0
@@ -102,7 +100,6 @@ def _steps(
                 allocator.free(blocks.pop(-event))
             elif -event in lasting:
                 allocator.free(lasting.pop(-event))
-        carried = [blocks.pop(number) for number in step.waiting]
         for block in blocks.values():
             allocator.free(block)
         yield

@@ -5,7 +5,7 @@
     attention       each kernel's passes at its rate in the nearest shape; of plain operations:
                     products and memory
     memory          what other kernels and the update read and write, at a cost over a copy's, and
-                    each kernel's start; as if an update beside the forward pass hid nothing
+                    each kernel's start
     communication   the messages of a step (`exchanges.py`), most of them hidden unless they take
                     longest; beyond a node in rings, hop by hop. CPU offload moves slices over
                     PCIe, which does not hide

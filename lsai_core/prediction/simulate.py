@@ -30,12 +30,7 @@ from lsai_core.fp8.recipes import linear_names
 from lsai_core.kernels import FakeGpu
 from lsai_core.model.recompute import BlockCheckpoint
 from lsai_core.model.transformer import Block, Transformer, shaped
-from lsai_core.optimizers.base import (
-    FactorOptimizer,
-    numbered,
-    parts_of,
-    waiting_gradients,
-)
+from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import clip_and_update, kept_states, make_states
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.build import connect, share
@@ -72,8 +67,7 @@ class Simulated:
     buckets for gradients, the optimizer's states and the step's input ("activations") were made,
     and how many events before the phases. `work`: of
     one or two micro-batches (see `work.py`). `timeline`: by purpose the bytes at the highest moment
-    of each slice of the step (see `timeline.py`). `waiting`: which births are the gradients whose
-    updates wait for the next step, in the order of those that waited for this one.
+    of each slice of the step (see `timeline.py`).
     """
 
     phases: dict[str, int]
@@ -83,7 +77,6 @@ class Simulated:
     marks: dict[str, int]
     work: dict[str, int]
     timeline: dict[str, list[int]] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,6 @@ def simulate(
         marks=watched.marks,
         work=dict(watched.work),
         timeline=timeline(seen, messages),
-        waiting=simulation.waiting,
     )
 
 
@@ -159,7 +151,6 @@ class _Simulation:
         self._trainer = trainer
         self._fakes = FakeGpu if on_gpu else FakeTensorMode
         self._tracker = SharingTracker(on_gpu)
-        self.waiting: list[int] = []
 
     def one_step(self) -> tuple[PurposeTracker, list[int], list[Moment]]:
         """What watched the step, its events and its moments, both up to the end."""
@@ -188,8 +179,6 @@ class _Simulation:
             if config.parallel.cpu_offload:
                 for tensor in (*model.parameters(), *kept_states(optimizer)):
                     tracker.move_to_host(tensor)
-            if config.optim.overlap:
-                self._earlier_update(optimizer)
             self._watch(model)
             with messages_between_stages(tracker):
                 step.train_step(
@@ -204,7 +193,6 @@ class _Simulation:
                     loss_of=self._loss(),
                     update=self._update(),
                 )
-            self.waiting = [tracker.number_of(g) for g in waiting_gradients(optimizer)]
             # before the model dies
             return tracker, tracker.events.copy(), levels.copy()
 
@@ -225,16 +213,6 @@ class _Simulation:
             if isinstance(part, FactorOptimizer):
                 part.pieces = few_pieces
         return optimizer
-
-    def _earlier_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the step begin as all but the first do: with an update that waits for its turns."""
-        for parameter in numbered([optimizer]):
-            parameter.grad = torch.empty_like(parameter)
-        self._update()(optimizer, self._config.optim.grad_clip)
-        optimizer.zero_grad()
-        self._tracker.marks["waiting made"] = self._tracker.births
-        with self._tracker.purpose("gradients"):
-            self._tracker.add(waiting_gradients(optimizer))
 
     def _update(self) -> Callable[..., Tensor]:
         if self._trainer.update is not None:

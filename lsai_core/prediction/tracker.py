@@ -215,10 +215,6 @@ class PurposeTracker(LiveTensors):
             self._by_purpose[name] += size
             self._purposes[key] = name
 
-    def number_of(self, tensor: Tensor) -> int:
-        """As the how-manieth its memory was born."""
-        return self._numbers[storage_of(tensor)._cdata]
-
     def move_to_host(self, tensor: Tensor) -> None:
         """Stop counting `tensor`: it lies in host memory from now on."""
         self._see(tensor)

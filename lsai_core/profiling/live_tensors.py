@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from lsai_core.optimizers.base import held_here, waiting_gradients
+from lsai_core.optimizers.base import held_here
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Seed = torch.nn.Module | torch.optim.Optimizer | torch.Tensor
@@ -118,8 +118,11 @@ def _tensors_of(seed: Seed) -> Iterator[torch.Tensor]:
         if seed.is_leaf and seed.grad is not None:
             yield seed.grad
     elif isinstance(seed, torch.optim.Optimizer):
-        leaves = tree_leaves(list(held_here(seed).state.values())) + waiting_gradients(seed)
-        yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        yield from (
+            leaf
+            for leaf in tree_leaves(list(held_here(seed).state.values()))
+            if isinstance(leaf, torch.Tensor)
+        )
     else:
         for tensor in (*seed.parameters(), *seed.buffers()):
             yield from _tensors_of(tensor)

@@ -97,11 +97,6 @@ def refusal(config: TrainConfig) -> str | None:
     adamw = config.optim.name == "adamw" and config.optim.states == "full"
     if config.profile.lost_updates and (config.parallel.distributed or not adamw):
         return "profile.lost_updates counts in one process, with optim.name adamw and states full"
-    if config.optim.overlap and (config.parallel.distributed or config.profile.lost_updates):
-        return (
-            "optim.overlap updates in one process, and while weights are not looked at: it goes "
-            "with no parallel.* and no profile.lost_updates"
-        )
     if (reason := _refusal_of_activations(config)) is not None:
         return reason
     if (reason := _refusal_of_sharing(config)) is not None:
@@ -200,7 +195,7 @@ def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     package = "lsai_core.optimizers.kinds.*"
     if optim.name not in (known := (*names(package), *own("optimizers"))):
         return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
-    asked = {"name", "kernel", "states", "rounding", "rounded", "overlap"}
+    asked = {"name", "kernel", "states", "rounding", "rounded"}
     usual = OptimConfig().model_dump(include=asked)
     if optim.model_dump(include=asked) == usual:
         return None

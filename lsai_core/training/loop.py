@@ -29,7 +29,7 @@ from lsai_core.base.errors import Diverged, Preempted, UserError
 from lsai_core.config.precision import set_matmul_mode
 from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.model.transformer import Transformer
-from lsai_core.optimizers.base import complete_update, held_here
+from lsai_core.optimizers.base import held_here
 from lsai_core.optimizers.build import way_of
 from lsai_core.parallel.world import World
 from lsai_core.profiling.steptime import StepTimer
@@ -247,8 +247,6 @@ class _Loop:
         )
         self.lost_updates.before(step)
         loss_and_norm = train_step(self.model, self.optimizer, *batch, config, self.device, meter)
-        if any(self._due(step + 1)):
-            complete_update(self.optimizer)  # in this step's time: no step follows at once
         self.timer.mark()
         if self.instruments.after(step):
             self.timer.restart()
@@ -271,7 +269,8 @@ class _Loop:
         """Validate, write and save what is due after `done` steps; raises Preempted where all agree
         to `stop`."""
         config, result, last = self.config, self.result, done == self.config.steps
-        save, check = self._due(done)
+        save = config.checkpoint.every and done % config.checkpoint.every == 0 and not last
+        check = last or (config.eval.every and done % config.eval.every == 0)
         if not (save or check or stop or done % config.log_every == 0):
             return
         extra: dict[str, Any] = {}
@@ -294,15 +293,6 @@ class _Loop:
             raise Preempted(f"stopped after step {done} of {config.steps}{asked_by}")
         if check or save:
             self.timer.mark()
-
-    def _due(self, done: int) -> tuple[bool, bool]:
-        """Whether a checkpoint and a validation follow after `done` steps."""
-        config, last = self.config, done == self.config.steps
-        save, check = config.checkpoint.every, config.eval.every
-        return (
-            save > 0 and done % save == 0 and not last,
-            last or (check > 0 and done % check == 0),
-        )
 
     def _write(self, extra: dict[str, Any]) -> None:
         durations = self.timer.durations_ms()[self.flushed :]

@@ -27,7 +27,7 @@ from lsai_core.fp8 import recipes
 from lsai_core.model.loss import Reduction
 from lsai_core.model.saved_inputs import require_host_memory
 from lsai_core.model.transformer import Transformer, build_model
-from lsai_core.optimizers.build import build_optimizer, clip_and_update, overlapped
+from lsai_core.optimizers.build import build_optimizer, clip_and_update
 from lsai_core.parallel.adapt import adapt
 from lsai_core.parallel.way import way_of
 from lsai_core.profiling.memory import PhaseMemory
@@ -110,10 +110,7 @@ def prepare_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Op
     """The optimizer of a run for the model of `prepare_model`. Raises as `build_optimizer`."""
     build = functools.partial(build_optimizer, optim=config.optim, seed=config.seed)
     if not config.parallel.distributed:
-        optimizer = build(model)
-        if config.optim.overlap:
-            overlapped(optimizer, model, config.optim.overlap)
-        return optimizer
+        return build(model)
     optimizer = way_of(config.parallel).optimizer(build, model)
     optimizer.pipeline_group = model.pipeline_group  # type: ignore[attr-defined]
     return optimizer

@@ -21,11 +21,10 @@ from lsai_lab.runs.records import read_run
 
 @dataclass(frozen=True)
 class Ideal:
-    """FLOPs of one step by the dtype of their products, and the milliseconds that they take at the
-    data sheet's peaks."""
+    """FLOPs of the linear layers in one step by the dtype of their products, and the milliseconds
+    that they and attention take at the data sheet's peaks."""
 
     linear_tflop: dict[str, float]
-    attention_tflop: float
     linear_ms: float
     attention_ms: float
 
@@ -51,7 +50,7 @@ def ideal_step(config: Mapping[str, Any], gpu: str) -> Ideal | None:
         return None
     rate = {name: peak.tflops for name, peak in peaks.items() if peak}
     linear_ms = 1e3 * sum(work / rate[name] for name, work in tflop.items())
-    return Ideal(tflop, attention, linear_ms, 1e3 * attention / rate[dtype])
+    return Ideal(tflop, linear_ms, attention_ms=1e3 * attention / rate[dtype])
 
 
 def ideal_of(row: Mapping[str, Any]) -> Ideal | None:

@@ -3,7 +3,7 @@ use it as `lab.<name>`, as they do the following names, which the Tab key does n
 
 Pictures:
 
-    name_ends, thousands                 names at the ends of lines; an axis in thousands
+    thousands                            an axis in thousands
     GPU_COLORS, MARKERS, series_style(n) a GPU's colour; markers; colour and marker of series n
     number_map                           a table of numbers coloured by value
 
@@ -16,14 +16,13 @@ Your machine:
 
 Analysis, from frames to frames and numbers:
 
-    half_width, paired                   95% intervals of differences, seed by seed
+    half_width                           half a 95% interval of differences, seed by seed
     text_read                            tokens of a run, distinct ones, passes over its text
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     rounding_costs, cost_by_steps        what rounding weights costs, and when
     lost_updates                         which share of the updates it loses
     SESSION_SPREAD                       closer speeds of one session are called equal
     session_differences                  how far equal work lies apart between sessions
-    work_of                              what a training step of each variant computes
     RATES, machine_rates, tokens_to_fill the measured roof of each GPU
     block_operations, least_times        operations of one block, and their least times
     layer_matmuls, square_matmuls        matmuls timed alone
@@ -41,19 +40,15 @@ Analysis, from frames to frames and numbers:
     matmul_rates, same_kernels           the matmuls of a step: their speed; whether two runs share
     ideal_of                             the least time that a run's step could take
     block_times, kept_inputs             matmuls of one block: their time, the inputs kept
-    choices_of                           what `auto` would choose at the shapes of an attention run
     ALLOWED_ERROR                        a correct attention kernel's, over eager attention's
 
 Claims:
 
-    load_claims, evaluate                what is claimed, and how runs judge it
-    claim_value                          a number in a claim's unit
-    claim_interval                       of a claim on losses: the setting whose interval reaches
-                                         furthest, with mean, half the joint interval and seeds
+    load_claims                          what is claimed
 
 Predictions:
 
-    run_predictions, step_errors         recorded runs beside their predictions; errors of the time
+    run_predictions                      recorded runs beside their predictions
     tried_predictions                    configurations predicted first and measured afterwards
     prediction_table                     committed tables: what fits which GPU, published figures
     estimator_errors                     errors of this package and of others' formulas
@@ -67,8 +62,7 @@ Predictions:
 Many nodes:
 
     scale_config, groupings              the assumptions; what each way to group the GPUs costs
-    step_traffic, state_bytes            what a step of FSDP sends; what one GPU keeps
-    bytes_per_weight                     of one weight, and of its gradient and states
+    step_traffic                         what a step of FSDP sends
     recorded_node                        the assumptions with what one node measured
     best_groupings, enough_tokens        the best plans; from how many tokens the network is hidden
     group_size, checkpoint_costs         n*; how often to save, and what it costs
@@ -95,7 +89,7 @@ One sequence on several GPUs:
 
 # By the module that defines them.
 NAMES = {
-    "lsai_lab.report.charts": ("name_ends", "thousands"),
+    "lsai_lab.report.charts": ("thousands",),
     "lsai_lab.report.colors": ("GPU_COLORS",),
     "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.yours": (
@@ -109,7 +103,7 @@ NAMES = {
     ),
     "lsai_lab.report.style": ("MARKERS", "series_style"),
     "lsai_lab.report.predicted": ("run_predictions", "prediction_table", "tried_predictions"),
-    "lsai_lab.analysis.summary": ("SESSION_SPREAD", "block_times", "kept_inputs", "work_of"),
+    "lsai_lab.analysis.summary": ("SESSION_SPREAD", "block_times", "kept_inputs"),
     "lsai_lab.analysis.ideal_step": ("ideal_of",),
     "lsai_lab.analysis.attention": (
         "HEADS",
@@ -147,21 +141,18 @@ NAMES = {
     "lsai_lab.analysis.losses": (
         "loss_by_pass",
         "loss_changes",
-        "paired",
         "text_read",
         "training_loss",
     ),
     "lsai_lab.analysis.sessions": ("session_differences",),
     "lsai_lab.analysis.scale": (
         "best_groupings",
-        "bytes_per_weight",
         "checkpoint_costs",
         "enough_tokens",
         "group_size",
         "groupings",
         "recorded_node",
         "scale_config",
-        "state_bytes",
         "step_traffic",
     ),
     "lsai_lab.chapters.context": (
@@ -208,12 +199,8 @@ NAMES = {
     ),
     "lsai_lab.chapters.ways": ("ways_measured",),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
-    "lsai_lab.benches.attention_table": ("choices_of",),
     "lsai_lab.claims.declared": ("load_claims",),
-    "lsai_lab.claims.evaluate": ("evaluate",),
-    "lsai_lab.claims.intervals": ("claim_interval",),
-    "lsai_lab.claims.words": ("claim_value",),
     "lsai_lab.predictions.programs": ("program_errors",),
-    "lsai_lab.predictions.recorded": ("estimator_errors", "step_errors"),
+    "lsai_lab.predictions.recorded": ("estimator_errors",),
     "lsai_lab.predictions.rivals": ("SAMPLES", "rival_table"),
 }

@@ -46,11 +46,11 @@ def bytes_per_parameter(config: TrainConfig) -> float:
     return size * (share["weights"] + share["gradients"] + 2 * share["states"])
 
 
-def predicted_before(study: str = "sharing", gpu: str = "h100") -> pd.DataFrame:
-    """What was written down before a run of `study`: one row per `part` and `variant`, of the
-    process that needs most. `kept`: bytes per parameter by formula; `active` and `reserved`: GiB at
-    the peak; `speed_said`: tokens/s of all GPUs, where a time was predicted."""
-    path = reading_root() / "reports" / "predictions" / f"{study}.{gpu}.jsonl"
+def predicted_before() -> pd.DataFrame:
+    """What was written down before the runs of study sharing on H100s: one row per `part` and
+    `variant`, of the process that needs most. `kept`: bytes per parameter by formula; `active` and
+    `reserved`: GiB at the peak; `speed_said`: tokens/s of all GPUs, where a time was predicted."""
+    path = reading_root() / "reports" / "predictions" / "sharing.h100.jsonl"
     rows = list[dict[str, Any]]()
     for said in read_jsonl(path):
         config = TrainConfig.model_validate(said["settings"])

@@ -68,6 +68,9 @@ class Claim(Strict):
         None, description="why the records cannot carry the claim: it counts as fallen"
     )
     reason: str | None = Field(None, description="why a withdrawn claim was withdrawn")
+    gone: str | None = Field(
+        None, description="the last commit whose study has its runs: what they need was removed"
+    )
     # what is measured, for a table that has its value and bound beside
     short: str = Field("", max_length=46)
     sentence: str
@@ -143,7 +146,7 @@ def load_claims(root: Path | None = None) -> dict[str, Claim]:
 
 
 def _check_names(claim: Claim, studies: Callable[[str], Study], where: str) -> None:
-    if claim.kind == "withdrawn":  # of runs that were never made
+    if claim.kind == "withdrawn" or claim.gone is not None:  # of runs that cannot be made
         return
     for term in filter(None, (claim.of, claim.over, claim.beside)):
         study = studies(term.study)

@@ -109,8 +109,7 @@ class PeerConfig(Strict):
             raise ValueError("a peer has parallel.kind: fsdp, no cp and no pp")
         if optim.name != "adamw" or own_update(optim):
             raise ValueError(
-                "a peer trains with AdamW, whole states, rounding: nearest, all weights rounded, "
-                "and overlap: 0"
+                "a peer trains with AdamW, whole states and rounding: nearest, all weights rounded"
             )
         if self.cuda_graph and self.framework != "megatron":
             raise ValueError("cuda_graph is Megatron-Core's alone")

@@ -19,7 +19,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge, flatten
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import DataConfig, TrainConfig
-from lsai_core.optimizers.build import state_bytes
+from lsai_core.optimizers.build import trained_bytes
 from lsai_core.training.combinations import refusal
 from lsai_lab.predictions.asked import UNREAD_VOCABULARY
 
@@ -90,14 +90,10 @@ class Chain:
 
 def kept_gib(config: TrainConfig) -> float:
     """Weights, gradients and states of one GPU, GiB; 0 where the host keeps them."""
-    from lsai_core.model.transformer import count_parameters
-
     if config.parallel.cpu_offload:
         return 0.0
-    stored = weight_dtype(config.precision)
-    weights_and_gradients = 2 * stored.itemsize * count_parameters(config.model).total
-    states = state_bytes(config.model, config.optim, stored)
-    return (weights_and_gradients + states) / config.parallel.shards / 2**30
+    kept_bytes = trained_bytes(config.model, config.optim, weight_dtype(config.precision))
+    return kept_bytes / config.parallel.shards / 2**30
 
 
 def chains(

@@ -2,8 +2,8 @@
 (`params/estimators.yaml`).
 
 Predictions take seconds each, so those of committed runs are committed, too: `python -m
-lsai_lab.predictions.recorded` writes them again, in some minutes. Other runs are predicted when
-they are asked for.
+lsai_lab.predictions.recorded` writes them again, in some minutes; those of runs with a setting that
+is gone stay as they were said. Other runs are predicted when they are asked for.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate, measured
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.project.files import load_yaml, one_line, repo_root
-from lsai_lab.runs.older import with_older
+from lsai_lab.runs.older import with_older, without_gone
 from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import Run, recorded_runs
 from lsai_lab.searches.config import grown
@@ -61,15 +61,17 @@ COLUMNS = [
 ]
 
 
-def config_of(run: Run) -> TrainConfig:
+def config_of(run: Run, *, with_gone: bool = True) -> TrainConfig:
     """What a recorded training run trained, in today's words; of a search, with the model or batch
-    that it found. UserError if it trained nothing, or today's words cannot say it."""
+    that it found. UserError if it trained nothing, or today's words cannot say it. `with_gone`:
+    False for whoever asks for nothing that settings which are gone had changed."""
     kind, results = run.summary.kind, run.summary.results
     if run.summary.outcome == "damaged":
         raise UserError(f"{run.summary.id} is damaged: {run.summary.reason}")
     if kind != "train" and "train" not in run.config:
         raise UserError(f"{run.summary.id} is of kind {kind}: it trained nothing")
-    recorded = with_older(run.config if kind == "train" else run.config["train"])
+    recorded = run.config if kind == "train" else run.config["train"]
+    recorded = with_older(recorded if with_gone else without_gone(recorded))
     found = {"batch_search": "largest_batch", "model_search": "largest_size"}.get(kind)
     if found is not None and results.get(found) is None:
         raise UserError(f"{run.summary.id} has found nothing that can be trained")
@@ -305,7 +307,9 @@ def estimator_errors(root: Path | None = None) -> pd.DataFrame:
         pd.read_csv(table_path(root, "published")),
         load_yaml(root / "params" / "estimators.yaml"),
     )
-    said, ran = _known_to_formulas(said, [config_of(runs[name]) for name in said["run"]])
+    said, ran = _known_to_formulas(
+        said, [config_of(runs[name], with_gone=False) for name in said["run"]]
+    )
     published = [TrainConfig.model_validate_json(config) for config in kept["config"]]
     kept, shown = _known_to_formulas(kept, published)
     configs = [*ran, *shown]
@@ -348,9 +352,14 @@ def beside() -> tuple[float, list[float], dict[str, Any]]:
 
 if __name__ == "__main__":
     reports, rows = repo_root() / "reports", []
+    kept = _kept(reports)
     for run in recorded_runs(reports):
         if measured_gib(run) or limit_gib(run):
-            said = {name: value and round(value, 4) for name, value in predict_again(run).items()}
+            try:
+                said = predict_again(run)
+            except UserError:  # what was predicted with a setting that is gone stays as it was said
+                said = kept[run_name(run)]
+            said = {name: value and round(value, 4) for name, value in said.items()}
             rows.append({"run": run_name(run)} | said)
             print(f"{len(rows):4d} {rows[-1]['predicted']:8.2f} GiB  {rows[-1]['run']}", flush=True)
     pd.DataFrame(rows).to_csv(table_path(name="recorded"), index=False)

@@ -105,9 +105,9 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _title(run: Run, reports: Path) -> str:
-    of = run.summary.id
+    of, planned = run.summary.id, run.plan.get("label") or run.summary.id.variant
     parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
-    return ", ".join([labels(reports.parent, of.study).get(of.variant, of.variant), *parts])
+    return ", ".join([labels(reports.parent, of.study).get(of.variant, planned), *parts])
 
 
 def _content(run: Run) -> tuple[dict[str, dict[str, Any]], dict[str, pd.DataFrame]]:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer, count_parameters, shaped
-from lsai_core.optimizers.build import build_optimizer, make_states, state_bytes
+from lsai_core.optimizers.build import build_optimizer, make_states, trained_bytes
 from lsai_core.parallel.processes import connect
 from lsai_core.parallel.world import World
 from lsai_core.training import step
@@ -138,9 +138,9 @@ def first_size(config: ModelSearchConfig, usable_gib: float, on_host_gib: float 
         states."""
         train = config.sized(size)
         dtype = weight_dtype(train.precision)
-        kept = weights = dtype.itemsize * count_parameters(train.model).total
+        kept = dtype.itemsize * count_parameters(train.model).total
         if config.measure == "train":
-            kept += weights + state_bytes(train.model, train.optim, dtype)
+            kept = trained_bytes(train.model, train.optim, dtype)
         return kept * train.parallel.replicate / GIB
 
     room_gib = on_host_gib or usable_gib * config.train.parallel.world_size

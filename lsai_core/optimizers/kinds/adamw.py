@@ -46,14 +46,13 @@ class ClippingAdamW(FactorOptimizer):
     def moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         return self._fresh(parameter)
 
-    def updater(self, weight: torch.Tensor, programs: int | None) -> Callable[..., None]:
+    def updater(self, weight: torch.Tensor) -> Callable[..., None]:
         if not kernels.available(weight.device):
             return functools.partial(plain_adamw_, cut=self.pieces)
         from lsai_core.optimizers.adamw8_kernel import adamw8_
         from lsai_core.optimizers.adamw_kernel import adamw_
 
-        eight_bit = self._fresh is moments_of and weight.ndim == 2
-        return functools.partial(adamw8_ if eight_bit else adamw_, programs=programs)
+        return adamw8_ if self._fresh is moments_of and weight.ndim == 2 else adamw_
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
@@ -128,8 +127,8 @@ def optimizer_kernel(
 
 def _refusal(optim: OptimConfig) -> str | None:
     if own_update(optim) and optim.kernel == "torch":
-        own = "states 8bit, rounding stochastic, a choice of rounded tensors and overlap are of the"
-        return f"{own} project's own update; torch's AdamW has none: use kernel auto or triton"
+        own = "states 8bit, rounding stochastic and a choice of rounded tensors are the project's"
+        return f"{own} own update, and torch's AdamW has none of them: use kernel auto or triton"
     if keeps_exact(optim) and optim.states == "8bit":
         return "optim.rounded keeps some weights in fp32, and states 8bit has no such: use one"
     return None
