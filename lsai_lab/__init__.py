@@ -63,8 +63,8 @@ import inspect
 import sys
 from typing import Any
 
-from lsai_core.base.errors import UserError, hint, not_installed
-from lsai_core.base.shown import UnknownName, checked_call
+from lsai_core.base.errors import UnknownName, UserError, hint, not_installed
+from lsai_core.base.shown import checked_call
 from lsai_lab.chapters import NAMES
 
 # By module: what a person looks for, which the Tab key and `help` list.

@@ -39,7 +39,8 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part
 from lsai_core.kernels import FakeGpu
 from lsai_core.prediction.allocator import (
     GAP,

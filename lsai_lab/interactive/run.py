@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
-from lsai_core.base.shown import Part, Shown, value
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part, value
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
