@@ -1,21 +1,19 @@
-"""The frame of runs that `lab.load` gives: a frame of pandas that shows what people look for first,
-and says which column was meant."""
+"""The frames that `lab` gives: frames of pandas that show what people look for first, and say which
+column was meant."""
 
 import functools
+import html
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import no_column
-from lsai_core.base.shown import UnknownName, value
+from lsai_core.base.errors import UnknownName, no_column
+from lsai_core.base.tables import value
 
 WIDE = 20  # columns; with more, the first ones are shown
-_OPTIONS = (
-    *("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),
-    *("display.show_dimensions", False),
-)
+_OPTIONS = (*("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),)
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -58,12 +56,12 @@ def _no_column(name: str, frame: pd.DataFrame) -> str:
     return no_column(name, frame.columns)
 
 
-class Runs(pd.DataFrame):
-    """One row a run; a frame of pandas in all that it does."""
+class Frame(pd.DataFrame):
+    """A frame of pandas in all that it does."""
 
     @property
     def _constructor(self) -> Callable[..., pd.DataFrame]:
-        return Runs
+        return Frame
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -74,16 +72,19 @@ class Runs(pd.DataFrame):
             raise UnknownName(_no_column(name, self)) from None
 
     def __repr__(self) -> str:
-        if not (note := self._left_out()):
-            return super().__repr__()
-        with pd.option_context(*_OPTIONS):
-            return f"{self._narrow()!r}\n\n{note}"
+        note = self._left_out()
+        with pd.option_context(*_OPTIONS, *_dimensions(note)):
+            if note and not len(self):
+                return note
+            return f"{self._narrow()!r}\n\n{note}" if note else super().__repr__()
 
     def _repr_html_(self) -> str | None:
-        if not (note := self._left_out()):
-            return super()._repr_html_()  # type: ignore[operator, no-any-return]
-        with pd.option_context(*_OPTIONS):
-            return f"{self._narrow()._repr_html_()}<p>{note}</p>"  # type: ignore[operator]
+        note = self._left_out()
+        with pd.option_context(*_OPTIONS, *_dimensions(note)):
+            if not note:
+                return super()._repr_html_()  # type: ignore[operator, no-any-return]
+            table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
+            return f"{table}<p>{html.escape(note)}</p>"
 
     def _narrow(self) -> pd.DataFrame:
         frame = pd.DataFrame(self)[first_columns(self)].astype(object)
@@ -94,23 +95,45 @@ class Runs(pd.DataFrame):
         number, there = len(first_columns(self)), len(self.columns)
         if number == there:
             return ""
-        more = "results by name, settings with dots (optim.lr), env.*"
-        runs = "1 run" if len(self) == 1 else f"{len(self):,} runs"
-        return f"{runs}; {number} of {there} columns are shown. The others: {more}"
+        if not len(self):
+            return "no run of them is like that; the columns are there"
+        if _is_summary(self):
+            what = "1 row" if len(self) == 1 else f"{len(self):,} rows"
+            more = "<metric>_low, <metric>_high, outcome, reason, run"
+        else:
+            what = "1 run" if len(self) == 1 else f"{len(self):,} runs"
+            more = "results by name, settings with dots (optim.lr), env.*"
+        return f"{what}; {number} of {there} columns are shown. The others: {more}"
 
 
 for _name in ("__getitem__", "drop", "groupby", "pivot_table", "query", "set_index", "sort_values"):
-    setattr(Runs, _name, _hinting(getattr(pd.DataFrame, _name)))
+    setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
+
+
+def _dimensions(note: str) -> tuple[str, Any]:
+    """Whether pandas says how large a frame is: a note does so itself."""
+    return "display.show_dimensions", False if note else "truncate"
 
 
 def first_columns(frame: pd.DataFrame) -> list[str]:
     """Of a wide frame of runs the columns that people look for first, as far as they say anything:
-    those before `run`, its folder. All of another frame."""
+    those before `run`, its folder. Of what `lab.summarize` gives who is meant and the figures. All
+    of another frame."""
     names = list(frame.columns)
-    plain = len(names) <= WIDE or not isinstance(frame, Runs) or "run" not in names
-    if plain or not frame.columns.is_unique:
+    if not isinstance(frame, Frame) or "run" not in names or not frame.columns.is_unique:
+        return names
+    if _is_summary(frame):
+        all_good = (frame["outcome"] == "ok").all()
+        ranges = {f"{name}{end}" for name in names for end in ("_low", "_high")}
+        hidden = ranges | {"reason", "run", *(["outcome"] if all_good else [])}
+        return [name for name in names if name not in hidden]
+    if len(names) <= WIDE:
         return names
     return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
+
+
+def _is_summary(frame: pd.DataFrame) -> bool:
+    return {"n", "outcome", "reason", "run"} <= {*frame.columns}
 
 
 def _is_empty(column: pd.Series) -> bool:
