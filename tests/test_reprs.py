@@ -3,6 +3,7 @@ terminal."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_frames_of_steps_and_kernels_show_rounded_figures(empty: Path) -> None:
 def test_a_choice_of_no_runs_says_so(empty: Path) -> None:
     none = lab.recorded("memory").query("seq_len == 3")
     assert repr(none) == none._repr_html_().removeprefix("<p>").removesuffix("</p>")
-    assert repr(none) == "no run of them is like that; the columns are there"
+    assert repr(none) == "no runs: none is there, or none is as it was asked for"
 
 
 def test_mfu_above_its_peak_says_why(empty: Path) -> None:
@@ -91,3 +92,35 @@ def test_a_table_in_a_terminal_has_no_entities(empty: Path) -> None:
 def test_a_record_shows_in_a_few_lines(empty: Path) -> None:
     record = lab.find_run(RECORDED).record
     assert "tokens_per_s" in record.summary.results and len(repr(record)) < 600
+
+
+def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Path) -> None:
+    row = lab.recorded("memory").query("part == 'train'").iloc[0]
+    assert "NaN" not in repr(row) and "h100" in repr(row) and len(repr(row).splitlines()) < 20
+    assert "lab.find_run(row) opens it" in repr(row) and lab.find_run(row).kind == "train"
+    for wrong in (lambda: row["learning_rate"], lambda: row.learning_rate):
+        with pytest.raises((KeyError, AttributeError), match=r"did you mean optim\.lr") as error:
+            wrong()
+        assert len(error.value._render_traceback_()) == 1
+    column = lab.recorded("memory")["tokens_per_s"]
+    assert "Name: tokens_per_s" in repr(column)
+    assert column.dropna().to_frame().shape[1] == 1
+
+
+def test_claims_show_their_figures_in_the_width_of_a_screen(empty: Path) -> None:
+    found = lab.judged("flash_speed", "hopper_fp8_gain")
+    assert max(map(len, repr(found).splitlines())) <= 110 and "held" in repr(found)
+    assert "sentence, runs" in repr(found) and {"sentence", "runs"} <= {*found}
+    assert list(lab.claims_table("flash_speed")["name"]) == ["flash_speed"]
+
+
+def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) -> None:
+    html = lab.find_run(RECORDED)._repr_html_()
+    assert "449,552 tokens/s, 4.1193 val loss, 7.0941 peak GiB" in html
+    comparison = lab.compare(RECORDED, "h100/memory.baseline")._repr_html_()
+    assert '<th style="text-align:left">what</th><th>first</th>' in comparison
+
+
+def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
+    for function in (lab.curves, lab.compare, lab.find_run, lab.predict, lab.steps):
+        assert "collections.abc" not in str(inspect.signature(function)), function

@@ -63,15 +63,21 @@ def _html(part: Part) -> str:
 def _table(part: Part) -> str:
     if not part.rows:
         return ""
-    head = "".join(f"<th>{html.escape(_line(cell))}</th>" for cell in part.heads)
+    columns = zip(part.heads, zip(*part.rows, strict=True), strict=False)
+    head = "".join(f"<th{_side(cells)}>{html.escape(_line(name))}</th>" for name, cells in columns)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in part.rows)
     top = f"<thead><tr>{head}</tr></thead>" if head else ""
     return f"<table>{top}<tbody>{rows}</tbody></table>"
 
 
 def _cell(given: Any) -> str:
-    left = ' style="text-align:left"' if _is_text(given) else ""
-    return f"<td{left}>{html.escape(value(given))}</td>"
+    return f"<td{_side([given])}>{html.escape(value(given))}</td>"
+
+
+def _side(cells: Iterable[Any]) -> str:
+    """Text stands on the left, as the head of a column of texts does; JupyterLab has all on the
+    right."""
+    return ' style="text-align:left"' if all(map(_is_text, cells)) else ""
 
 
 def _is_text(given: Any) -> bool:

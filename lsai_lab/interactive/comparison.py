@@ -1,5 +1,7 @@
 """Two runs beside each other: the settings in which they differ, their results, their curves."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pandas as pd

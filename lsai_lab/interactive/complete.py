@@ -226,6 +226,7 @@ def _named(asked: _Asked) -> Iterable[str]:
         lsai_lab.draw: drawings,
         lsai_lab.explore: lambda: NAMES,
         lsai_lab.judged: load_claims,
+        lsai_lab.claims_table: load_claims,
         lsai_lab.parameters: parameter_files,
         lsai_lab.study: studies,
     }

@@ -1,6 +1,8 @@
 """Curves of runs beside each other, recorded ones and such that go on, and the picture that a
 notebook draws while a training goes on."""
 
+from __future__ import annotations
+
 import io
 import time
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,7 @@
 """The model that a run trained, and what it writes."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import torch

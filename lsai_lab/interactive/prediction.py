@@ -1,5 +1,7 @@
 """`lab.predict`: memory and time of a training run on any GPU, as `lsai predict` computes them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path

@@ -12,6 +12,8 @@ A record may come from anywhere: `lsai_lab.runs.plain` says how its text stands 
 the Markdown that is made of one.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 from collections import Counter

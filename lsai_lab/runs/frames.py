@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UnknownName, no_column
-from lsai_core.base.tables import value
+from lsai_core.base.tables import Part, as_text, value
 
 WIDE = 20  # columns; with more, the first ones are shown
 _OPTIONS = (*("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),)
+_JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -63,6 +64,10 @@ class Frame(pd.DataFrame):
     def _constructor(self) -> Callable[..., pd.DataFrame]:
         return Frame
 
+    @property
+    def _constructor_sliced(self) -> Callable[..., pd.Series]:
+        return Values
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -92,18 +97,55 @@ class Frame(pd.DataFrame):
 
     def _left_out(self) -> str:
         """What is not shown, in words; nothing if all is."""
+        if not len(self) and "run" in self:
+            return "no runs: none is there, or none is as it was asked for"
         number, there = len(first_columns(self)), len(self.columns)
         if number == there:
             return ""
-        if not len(self):
-            return "no run of them is like that; the columns are there"
         if _is_summary(self):
-            what = "1 row" if len(self) == 1 else f"{len(self):,} rows"
-            more = "<metric>_low, <metric>_high, outcome, reason, run"
+            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, run"
+        elif _is_judged(self):
+            what, more = "claim", "sentence, runs, bound_set, first_run, of losses the text"
         else:
-            what = "1 run" if len(self) == 1 else f"{len(self):,} runs"
-            more = "results by name, settings with dots (optim.lr), env.*"
-        return f"{what}; {number} of {there} columns are shown. The others: {more}"
+            what, more = "run", "results by name, settings with dots (optim.lr), env.*"
+        many = f"1 {what}" if len(self) == 1 else f"{len(self):,} {what}s"
+        return f"{many}; {number} of {there} columns are shown. The others: {more}"
+
+
+class Values(pd.Series):
+    """A column or a row of a `Frame`; a series of pandas in all that it does."""
+
+    @property
+    def _constructor(self) -> Callable[..., pd.Series]:
+        return Values
+
+    @property
+    def _constructor_expanddim(self) -> Callable[..., pd.DataFrame]:
+        return Frame
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name[0] == "_" or "run" not in self.index:
+                raise
+            raise UnknownName(no_column(name, map(str, self.index))) from None
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if not isinstance(key, str) or "run" not in self.index:
+                raise
+            raise NoColumn(no_column(key, map(str, self.index))) from None
+
+    def __repr__(self) -> str:
+        if len(self) <= WIDE or "run" not in self.index:
+            return super().__repr__()
+        names = first_columns(Frame([self.to_dict()]))
+        rows = [(name, self[name]) for name in names]
+        note = f"1 run; {len(rows)} of {len(self)} columns are shown; lab.find_run(row) opens it"
+        return as_text([Part("", rows=rows, note=note)])
 
 
 for _name in ("__getitem__", "drop", "groupby", "pivot_table", "query", "set_index", "sort_values"):
@@ -120,7 +162,11 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
     those before `run`, its folder. Of what `lab.summarize` gives who is meant and the figures. All
     of another frame."""
     names = list(frame.columns)
-    if not isinstance(frame, Frame) or "run" not in names or not frame.columns.is_unique:
+    if not isinstance(frame, Frame) or not frame.columns.is_unique:
+        return names
+    if _is_judged(frame):
+        return [name for name in _JUDGED if not _is_empty(frame[name])]
+    if "run" not in names:
         return names
     if _is_summary(frame):
         all_good = (frame["outcome"] == "ok").all()
@@ -134,6 +180,10 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
 
 def _is_summary(frame: pd.DataFrame) -> bool:
     return {"n", "outcome", "reason", "run"} <= {*frame.columns}
+
+
+def _is_judged(frame: pd.DataFrame) -> bool:
+    return {*_JUDGED, "sentence", "runs"} <= {*frame.columns}
 
 
 def _is_empty(column: pd.Series) -> bool:
