@@ -52,7 +52,8 @@ From frames to frames and numbers:
     lab.relative                         comparisons with a variant
     lab.pareto, lab.equal_to_best        the best, and what equals it
     lab.with_cost                        energy and money for a billion tokens
-    lab.judged(...), lab.claims_table    claims by name, judged by the recorded runs; as a table
+    lab.judged(...), lab.claims_table(...)    claims by name, judged by the recorded runs; as a
+                                         table
 
 What single chapters compute (`help("lsai_lab.chapters")` lists it) is there, too: `lab.<name>`.
 """
@@ -63,8 +64,8 @@ import inspect
 import sys
 from typing import Any
 
-from lsai_core.base.errors import UserError, hint, not_installed
-from lsai_core.base.shown import UnknownName, checked_call
+from lsai_core.base.errors import UnknownName, UserError, hint, not_installed
+from lsai_core.base.shown import checked_call
 from lsai_lab.chapters import NAMES
 
 # By module: what a person looks for, which the Tab key and `help` list.
@@ -85,7 +86,7 @@ _FACE = {
     "lsai_lab.report.charts": ("bars", "lines", "panels"),
     "lsai_lab.report.colors": ("COLORS", "PALETTE"),
     "lsai_lab.report.drawings": ("draw",),
-    "lsai_lab.report.judged": ("judged",),
+    "lsai_lab.report.judged": ("claims_table", "judged"),
     "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.predicted": ("config",),
     "lsai_lab.analysis.cost": ("with_cost",),
@@ -108,7 +109,6 @@ _FACE = {
         "summarize",
         "with_range",
     ),
-    "lsai_lab.claims.words": ("claims_table",),
 }
 _MODULES = {name: module for module, names in [*_FACE.items(), *NAMES.items()] for name in names}
 __all__ = ["style", *(name for names in _FACE.values() for name in names)]

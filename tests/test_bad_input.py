@@ -44,7 +44,7 @@ def files(project: Project) -> dict[Path, bytes]:
 
 SETTINGS = {
     "stepz=5": r"unknown key 'stepz' \(did you mean 'steps'\?\)",
-    "optim.learning_rate=1": r"unknown key 'optim.learning_rate' \(known: name, lr, ",
+    "optim.learning_rate=1": r"unknown key 'optim.learning_rate' \(did you mean 'optim.lr'",
     "model.n_layer=3": r"unknown key 'model.n_layer' \(did you mean 'model.n_layers'\?\)",
     "steps=many": r"steps: Input should be a valid integer, got 'many'",
     "steps=1.5": r"steps: .* got 1.5",

@@ -15,7 +15,7 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
 ) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     found = lab.judged()
-    words = lab.claims_table(found.reset_index(), lab.load_claims()).set_index("name")
+    words = lab.claims_table().set_index("name")
     valued = ~found["verdict"].isin(["withdrawn", "no data"])
     assert len(words) == len(found) and (found["value"].notna() == valued).all()
     assert words["claim"].str.len().between(8, 46).all()

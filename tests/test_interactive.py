@@ -22,7 +22,7 @@ from IPython.lib.pretty import pretty
 import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
-from lsai_core.base.shown import Part, as_html, as_text
+from lsai_core.base.tables import Part, as_html, as_text
 from lsai_lab.predictions.plan_asked import shown_tries
 
 RECORDED = "h100/memory.bf16"

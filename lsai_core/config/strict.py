@@ -7,9 +7,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UnknownName, UserError, nearest
 from lsai_core.base.files import flatten
-from lsai_core.base.shown import Part, as_html, as_text
+from lsai_core.base.tables import Part, as_html, as_text
 
 
 class Strict(BaseModel):
@@ -24,6 +24,23 @@ class Strict(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise _in_one_line(type(self), error, type(self).__name__) from None
+
+    def __getattr__(self, name: str) -> Any:
+        """What is no setting, with the nearest names in one line."""
+        if name[0] == "_" or name in dir(self):  # the error of a property is its own
+            return super().__getattr__(name)  # type: ignore[misc]
+        raise UnknownName(_no_setting(type(self), name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refused in one line: settings stay as they are."""
+        if name[0] == "_":
+            return super().__setattr__(name, value)
+        if name not in dir(self):
+            raise UnknownName(_no_setting(type(self), name))
+        raise UnknownName(
+            f"{type(self).__name__} stays as it is; where a run is planned or predicted, "
+            f"overrides={{...}} changes settings"
+        )
 
     # So pydantic knows that it is its own: settings that are read from files do not come here.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -50,6 +67,10 @@ class Strict(BaseModel):
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows in a terminal."""
         printer.text(as_text([part for part in self.shown() if not part.folded]))
+
+
+def _no_setting(cls: type[BaseModel], name: str) -> str:
+    return f"{cls.__name__} has no attribute {name!r}{_did_you_mean(cls, (name,))}"
 
 
 def _is_ours(cls: type) -> bool:
@@ -99,8 +120,6 @@ def dotted(cls: type[BaseModel], before: str = "") -> list[str]:
 
 
 def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
-    import difflib
-
     current: Any = cls
     for part in loc[:-1]:
         field = getattr(current, "model_fields", {}).get(part)
@@ -109,14 +128,7 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
         current = field.annotation if field is not None else next(reversed(get_args(current)), None)
     names = list(getattr(current, "model_fields", {}))
     place = "".join(f"{part}." for part in loc[:-1])
-    close = [f"{place}{name}" for name in difflib.get_close_matches(str(loc[-1]), names, n=1)]
-    if not close and len(loc) == 1:  # perhaps a setting of a part, without the part's name
-        inner = {key.rpartition(".")[2]: key for key in dotted(cls)}
-        close = [inner[key] for key in difflib.get_close_matches(str(loc[0]), inner, n=1)]
-    return (
-        f" (did you mean {close[0]!r}?)"
-        if close
-        else f" (known: {', '.join(names)})"
-        if names
-        else ""
-    )
+    inner = dotted(cls) if len(loc) == 1 else []  # perhaps a setting of a part, without its name
+    if close := nearest(loc[-1], [*names, *inner]):
+        return f" (did you mean {' or '.join(repr(f'{place}{name}') for name in close)}?)"
+    return f" (known: {', '.join(names)})" if names else ""

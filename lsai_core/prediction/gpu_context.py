@@ -39,7 +39,8 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part
 from lsai_core.kernels import FakeGpu
 from lsai_core.prediction.allocator import (
     GAP,
@@ -66,6 +67,7 @@ from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
 from lsai_core.profiling.memory import Phase, running_phase
 
 GIB = 2**30
+_CAUSES = 10  # that are shown one by one
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
@@ -347,7 +349,10 @@ class SimulatedGpu(Shown):
             return
         allocated, reserved = self.peak_allocated_gib, self.peak_reserved_gib
         peaks = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved"
-        causes = [(name, f"{size:.2f}") for name, size in self.by_cause().items()]
+        causes = [*self.by_cause().items()]
+        if smaller := causes[_CAUSES:]:
+            rest = sum(size for _, size in smaller)
+            causes = [*causes[:_CAUSES], (f"{len(smaller)} smaller ones", rest)]
         heads = ("without workspaces", "GiB")
         yield Part(f"simulated {self.gpu.name}: {self.verdict}; {peaks}", heads, causes)
 

@@ -12,6 +12,7 @@ from lsai_core.base.errors import UserError, no_column
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import listed
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.result_names import require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
@@ -66,7 +67,7 @@ def summarize(
             row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
         rows.append(row)
     found = [f"{metric}{end}" for metric in metrics for end in ENDS]
-    return pd.DataFrame(rows, columns=[*by, "n", "outcome", "reason", "run", *found])
+    return Frame(rows, columns=[*by, "n", "outcome", "reason", "run", *found])
 
 
 def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Series:

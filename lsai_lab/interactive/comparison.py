@@ -1,12 +1,16 @@
 """Two runs beside each other: the settings in which they differ, their results, their curves."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pandas as pd
 
-from lsai_core.base.shown import Part, Shown, as_text
+from lsai_core.base.errors import UserError
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part, as_text
 from lsai_lab.interactive.curves import curves
-from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.report.load import AnyRun, all_runs, folder_of
 from lsai_lab.runs.difference import Difference, difference, differing
 from lsai_lab.runs.find import machine_of, opened
 from lsai_lab.runs.records import Run, name_in
@@ -60,9 +64,14 @@ def _who(run: Run) -> tuple[str, str, str]:
     return f"{called} ({name})" if called else name, run.machine, run.summary.outcome
 
 
-def compare(first: AnyRun, second: AnyRun) -> Comparison:
-    """What two runs differ in, own or recorded, also while they go on: settings, results, and with
-    `.plot()` their curves. UserError for a run that is not there."""
-    folders = [folder_of(first), folder_of(second)]
-    one, other = (opened(folder, machine_of(folder)) for folder in folders)
+def compare(*runs: AnyRun | Sequence[AnyRun] | pd.DataFrame) -> Comparison:
+    """What two runs differ in, `lab.compare(a, b)`, own or recorded, also while they go on:
+    settings, results, and with `.plot()` their curves. UserError for a run that is not there, and
+    for more than two."""
+    asked = all_runs(runs)
+    if len(asked) != 2:
+        raise UserError(
+            f"lab.compare(a, b) takes two runs, not {len(asked)}; lab.curves(a, b, c) draws several"
+        )
+    one, other = (opened(folder, machine_of(folder)) for folder in map(folder_of, asked))
     return Comparison(one, other)

@@ -34,6 +34,8 @@ from lsai_lab.runs.study import load_study
 # A column and the text that it is compared with, at the end of a query.
 _COMPARED = re.compile(r"`?([\w.]+)`?\s*[=!]=\s*[\"']([^\"']*)$")
 _LAST_WORD = re.compile(r"`?[\w.]*$")
+# `dict(` up to the name of a keyword.
+_IN_DICT = re.compile(r"\bdict\((?:[^()\[\]{}]*,\s*)?(\w*)$")
 # Arguments whose texts are no columns, wherever a frame is drawn, sorted or shown.
 _NO_COLUMN = ("aggfunc", "axis", "color", "how", "kind", "log", "palette", "text", "title")
 
@@ -44,6 +46,9 @@ def completions(text: str, shell: Names) -> tuple[str, list[str]]:
     there are none; no names if nothing is known. `shell`: the variables of the notebook."""
     if (behind := call_before_dot(text)) is not None:
         return behind[1], _behind_a_dot(*behind, shell)
+    if (mapping := _IN_DICT.search(text)) is not None:  # as of a mapping in braces
+        word, keys = completions(f'{text[: mapping.start()]}{{"{mapping[1]}', shell)
+        return word, [f"{key}=" for key in keys if key.isidentifier() and key != word]
     place = place_of(text)
     if place is None:
         return "", []
@@ -165,7 +170,8 @@ def _drawn(asked: _Asked) -> Iterable[Any]:
     """What can be drawn: the columns of a frame, else those of the steps of runs."""
     from lsai_lab.interactive.curves import COLUMNS
 
-    return COLUMNS if (frame := asked.frame) is None else frame
+    frame = None if asked.function is lsai_lab.curves else asked.frame
+    return COLUMNS if frame is None else frame
 
 
 def _of_study(what: str) -> Callable[[_Asked], Iterable[str]]:
@@ -220,6 +226,7 @@ def _named(asked: _Asked) -> Iterable[str]:
         lsai_lab.draw: drawings,
         lsai_lab.explore: lambda: NAMES,
         lsai_lab.judged: load_claims,
+        lsai_lab.claims_table: load_claims,
         lsai_lab.parameters: parameter_files,
         lsai_lab.study: studies,
     }

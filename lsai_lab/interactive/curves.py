@@ -1,6 +1,8 @@
 """Curves of runs beside each other, recorded ones and such that go on, and the picture that a
 notebook draws while a training goes on."""
 
+from __future__ import annotations
+
 import io
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,7 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import listed
-from lsai_lab.report.load import AnyRun, folder_of, steps
+from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
 from lsai_lab.report.show import figure
 from lsai_lab.report.style import series_style
 from lsai_lab.runs.find import opened
@@ -36,25 +38,33 @@ _WORDS = {
 # Columns that steps can have: a run that lacks one of them has no line there.
 COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
+_MOST_LINES = 20  # of a picture
 _MARKED = 40  # points: with fewer, each has a marker
 
 
 def curves(
-    *runs: AnyRun, y: str | Sequence[str] = "loss", x: str = "step", smooth: int = 1
+    *runs: AnyRun | Sequence[AnyRun] | pd.DataFrame,
+    y: str | Sequence[str] = "loss",
+    x: str = "step",
+    smooth: int = 1,
 ) -> None:
     """Draw columns of `lab.steps` of the runs over `x` (`step`, `tokens`, `elapsed_s`), one plot a
     column, one line a run; also of runs that go on.
 
-    `smooth`: a running mean over so many steps. UserError for an unknown column, with the nearest
-    names, or if no run has one.
+    `runs`: one by one, in lists, or the rows of a frame of `lab.load`. `smooth`: a running mean
+    over so many steps. UserError for an unknown column, with the nearest names, if no run has one,
+    or for more runs than a picture can tell apart.
     """
-    if not runs:
+    asked = all_runs(runs)
+    if not asked:
         raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
-    frames = {_label(run, runs): steps(run) for run in runs}
+    if len(asked) > _MOST_LINES:
+        raise UserError(f"those are {len(asked)} runs; a picture takes at most {_MOST_LINES}")
+    frames = {_label(run, asked): steps(run) for run in asked}
     columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)
     if any(name.endswith("loss") for name in columns):
-        _say_whose_text(runs, frames)
+        _say_whose_text(asked, frames)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
     figure(drawn, data=pd.concat(data)[shown] if data and len(data) * len(data[0]) < 2000 else None)

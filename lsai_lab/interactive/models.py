@@ -1,12 +1,15 @@
 """The model that a run trained, and what it writes."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part
 from lsai_core.model.hf import load_hf, max_positions
 from lsai_core.model.transformer import Transformer
 from lsai_lab.data.tokenizer import TOKENIZER, TOKENIZER_CONFIG, eos_token, load_tokenizer

@@ -1,5 +1,7 @@
 """`lab.open_run`: a run of one's own, planned here and now, or the one that a driver planned."""
 
+from __future__ import annotations
+
 import itertools
 import re
 import sys

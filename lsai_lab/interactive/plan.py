@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import MARGIN
 from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of

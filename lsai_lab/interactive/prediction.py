@@ -1,5 +1,7 @@
 """`lab.predict`: memory and time of a training run on any GPU, as `lsai predict` computes them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
@@ -10,7 +12,8 @@ from torch import nn
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked

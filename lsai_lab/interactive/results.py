@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lsai_core.base.errors import UserError, hint
-from lsai_core.base.shown import Part, UnknownName, as_html, as_text, value
+from lsai_core.base.errors import UnknownName, UserError, hint
+from lsai_core.base.tables import Part, as_html, as_text, value
+from lsai_lab.runs.difference import above_peak
 from lsai_lab.runs.records import Summary
 
 # What people look for first, of every kind of run, in this order; so many are shown.
@@ -60,7 +61,8 @@ class Results(dict[str, Any]):
         first = [name for name in HEADLINES if name in single][:SHOWN]
         more = [name for name in single if name not in (*HEADLINES, "outcome", "reason")]
         first += more[: SHOWN - len(first)]
-        yield Part("", ("result", "value"), [(name, single[name]) for name in first])
+        rows = [(name, single[name]) for name in first]
+        yield Part("", ("result", "value"), rows, note=above_peak(self) if "mfu" in first else "")
         rest = [(name, value) for name, value in single.items() if name not in first]
         yield Part(f"{len(rest)} more", ("result", "value"), rest, folded=True)
         for name, rows in self.items():

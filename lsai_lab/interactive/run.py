@@ -4,6 +4,8 @@
 What draws is imported where it is drawn: to open and execute a run takes no plots.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import re
@@ -19,7 +21,8 @@ from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import flatten
-from lsai_core.base.shown import Part, Shown, value
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part, value
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
@@ -31,6 +34,7 @@ from lsai_lab.project.files import repo_root
 from lsai_lab.report import load
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
+from lsai_lab.runs.difference import RESULTS
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, has_begun, opened
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from lsai_lab.interactive.curves import LiveCurves
     from lsai_lab.report.show import Picture
 
+_FIRST = ("tokens_per_s", "validation_loss", "mem_peak_allocated_gib", "largest_batch")
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -198,7 +203,7 @@ class Run(Shown):
         )
         print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
 
-    def timeline(self) -> "Picture":
+    def timeline(self) -> Picture:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be
         simulated."""
         from lsai_lab.interactive.timeline import timeline
@@ -261,7 +266,7 @@ class Run(Shown):
             raise Interrupted(f"{self.state}; run.steps and run.plot() show what is done")
         return Ended(**vars(summary))
 
-    def _curves(self, beside: Iterable[AnyRun]) -> "LiveCurves | None":
+    def _curves(self, beside: Iterable[AnyRun]) -> LiveCurves | None:
         """What draws while the run goes on; None where no Jupyter kernel shows it."""
         others = [find_run(other) for other in beside]
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
@@ -323,6 +328,7 @@ class Run(Shown):
         """What it is and how it stands; settings and machine folded."""
         about: dict[str, Any] = {
             "state": self.state,
+            "results": self._headlines(),
             "name": self.name,
             "tags": " ".join(self.tags),
         }
@@ -333,6 +339,12 @@ class Run(Shown):
         yield Part(f"{len(settings)} settings", ("setting", "value"), settings, folded=True)
         facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
         yield Part("The machine", ("fact", "value"), facts, folded=True)
+
+    def _headlines(self) -> str:
+        """The first results in a line, as far as there are some."""
+        results = self.record.summary.results
+        there = [(name, results.get(name)) for name in _FIRST]
+        return ", ".join(f"{value(found)} {RESULTS[name]}" for name, found in there if found)
 
     def _settings(self) -> list[tuple[str, Any]]:
         """The settings that differ from their defaults; all, where today's words differ."""

@@ -1,5 +1,7 @@
 """A sweep by hand: variants of a study under every combination of some settings."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import signal

@@ -1,5 +1,7 @@
 """The timeline of a step of a run, in a notebook."""
 
+from __future__ import annotations
+
 from lsai_core.base.errors import UserError
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.show import Picture

@@ -7,7 +7,8 @@ import pandas as pd
 import torch
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.shown import Part, Shown
+from lsai_core.base.shown import Shown
+from lsai_core.base.tables import Part
 from lsai_core.profiling.memory import PHASES
 from lsai_core.profiling.watch import CAUSES, GIB, STEPS, StepWatch
 from lsai_lab.report.show import Picture

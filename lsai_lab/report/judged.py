@@ -3,10 +3,18 @@
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint
+from lsai_lab.claims import words
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.load import recorded, studies
+from lsai_lab.runs.frames import Frame
+
+
+def claims_table(*names: str) -> pd.DataFrame:
+    """The claims `names` (none: all) as the book's last table has them: name, claim, bound,
+    measured, verdict, days, and of losses the text. UserError for an unknown name."""
+    return words.claims_table(judged(*names).reset_index(), load_claims())
 
 
 def judged(*names: str) -> pd.DataFrame:
@@ -24,4 +32,4 @@ def judged(*names: str) -> pd.DataFrame:
         [str(folder / run) for run in runs] if isinstance(runs, (list, tuple)) else []
         for runs in found["runs"]
     ]
-    return found
+    return Frame(found)

@@ -12,6 +12,8 @@ A record may come from anywhere: `lsai_lab.runs.plain` says how its text stands 
 the Markdown that is made of one.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 from collections import Counter
@@ -25,9 +27,9 @@ from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root
-from lsai_lab.report.frames import Runs
 from lsai_lab.runs.difference import differing_settings, planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
     Run,
@@ -58,6 +60,17 @@ class SupportsFolder(Protocol):
 
 # A row of `load`, a run object, a folder, or words that mean a run.
 AnyRun: TypeAlias = str | Path | Mapping[str, Any] | pd.Series | SupportsFolder
+
+
+def all_runs(runs: Sequence[Any]) -> list[AnyRun]:
+    """Each of the runs that are named: a list stands for its items, a frame for its rows."""
+    found: list[AnyRun] = []
+    for one in runs:
+        if isinstance(one, pd.DataFrame):
+            found += one.to_dict("records")
+        else:
+            found += one if isinstance(one, list | tuple) else [one]
+    return found
 
 
 @functools.cache
@@ -117,7 +130,7 @@ def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
 def _first_columns_first(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with what people look for first in its first columns, which it shows."""
     first = [name for name in FIRST if name in frame]
-    return Runs(frame[[*first, *(name for name in frame if name not in first)]])
+    return Frame(frame[[*first, *(name for name in frame if name not in first)]])
 
 
 def _known(studies: Sequence[str]) -> Sequence[str | None]:
@@ -203,11 +216,11 @@ def steps(run: AnyRun) -> pd.DataFrame:
             kind = f"of kind {found.summary.kind}, no training"
             said = f"{found.summary.id} is {kind}; lab.points(run) has what it measured"
             _refuse(run, said)
-        return pd.DataFrame(columns=list(STEPS))
+        return Frame(columns=list(STEPS))
     frame["tokens"] = frame["tokens_in_step"].cumsum()
     frame["elapsed_s"] = frame["step_ms"].cumsum() / 1e3
     first = [name for name in STEPS if name in frame]
-    return frame[[*first, *(name for name in frame if name not in first)]]
+    return Frame(frame[[*first, *(name for name in frame if name not in first)]])
 
 
 def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.DataFrame:
@@ -228,7 +241,7 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
     frame = pd.concat(
         [frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True
     )
-    return frame[[*names, *(name for name in frame.columns if name not in names)]]
+    return Frame(frame[[*names, *(name for name in frame.columns if name not in names)]])
 
 
 def kernels(run: AnyRun) -> pd.DataFrame:
@@ -238,14 +251,14 @@ def kernels(run: AnyRun) -> pd.DataFrame:
     frame, and a line says why."""
     found = finished_run(run)
     if len(found.kernels):
-        return found.kernels.map(in_frame)
+        return Frame(found.kernels.map(in_frame))
     how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
     said = f"{found.summary.id} was not traced, so no kernels are known; use {how}"
     if found.config.get("profile", {}).get("trace"):
         note = found.summary.results.get("speed_note") or found.summary.reason
         said = f"{found.summary.id} ended before its traced steps: {note}"
     _refuse(run, said)
-    return pd.DataFrame(columns=["name", "class", "ms", "calls"])
+    return Frame(columns=["name", "class", "ms", "calls"])
 
 
 def _refuse(run: AnyRun, why: str) -> None:

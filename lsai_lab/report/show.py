@@ -23,9 +23,9 @@ from IPython.display import HTML, Markdown
 from lsai_core.base.errors import UserError, no_column
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
-from lsai_lab.report.frames import first_columns
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.values import Format, cell, digits, shown
+from lsai_lab.runs.frames import first_columns
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 
 PNG_DPI = 200
@@ -35,10 +35,11 @@ _MARKUP = re.compile(r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)")
 
 
 class Table(Markdown):
-    """A table in Markdown, which a terminal shows as it is."""
+    """A table in Markdown, which a terminal shows as it is, but for what keeps text of records
+    from being markup."""
 
     def __repr__(self) -> str:
-        return str(self.data)
+        return html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
 
 
 class Picture(HTML):

@@ -3,7 +3,7 @@ command line."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,16 @@ def in_unit(result: str, value: Any) -> Any:
     return value if value is None or result != "mfu" else 100 * value
 
 
+def above_peak(results: Mapping[str, Any], before: str = "") -> str:
+    """Why an MFU is above 100 %; empty if it is not. `before`: what stands before the names."""
+    share, peak = results.get(f"{before}mfu"), results.get(f"{before}mfu_peak_tflops")
+    if not isinstance(share, int | float) or share <= 1:
+        return ""
+    known = f"{peak:.3g} TFLOP/s, " if isinstance(peak, int | float) else ""
+    source = results.get(f"{before}mfu_peak_source") or "of unknown source"
+    return f"MFU is above 100 %, for the run was faster than its peak ({known}{source})"
+
+
 @dataclass(frozen=True)
 class Difference:
     """Facts of two runs by dotted key, and the keys in which they differ, by kind."""
@@ -55,7 +65,8 @@ class Difference:
     @property
     def remark(self) -> str:
         """Why some results of the two do not compare; empty if all do."""
-        return "; ".join(filter(None, (self._two_texts, self._two_peaks, self._disturbed)))
+        peaks = (self._two_peaks, self._above_peak)
+        return "; ".join(filter(None, (self._two_texts, *peaks, self._disturbed)))
 
     @property
     def _disturbed(self) -> str:
@@ -93,6 +104,13 @@ class Difference:
             return ""
         shown = " and ".join(f"{peak:.4g}" for peak in peaks)
         return f"no ratio of MFU: they are shares of two peaks, {shown} TFLOP/s"
+
+    @property
+    def _above_peak(self) -> str:
+        """Which of the two has an MFU above 100 %, and why; empty if none has."""
+        whose = (("the first", self.one), ("the second", self.other))
+        said = [(name, above_peak(facts, "results.")) for name, facts in whose]
+        return "; ".join(f"{name}: {why}" for name, why in said if why)
 
     def beside(self, key: str) -> tuple[str, Any, Any, float | None]:
         """A line of the comparison: what it is, both values, and of two numbers the second over

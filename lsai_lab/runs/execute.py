@@ -181,9 +181,10 @@ class Progress:
         self, kind: str, config: Strict, title: str = "", shown: bool = True, live: bool = True
     ) -> None:
         own = not title  # this process is the run's
-        points = config.points() if hasattr(config, "points") else None
-        self._lengths = sum(len(sweep.lengths) for sweep in getattr(config, "sweeps", []))
-        total = getattr(config, "steps", None) if points is None else len(points)
+        points = config.points() if hasattr(type(config), "points") else None
+        settings = vars(config)
+        self._lengths = sum(len(sweep.lengths) for sweep in settings.get("sweeps", []))
+        total = settings.get("steps") if points is None else len(points)
         unit = (
             "try" if kind.endswith("search") else "step" if kind in ("train", "peer") else "point"
         )

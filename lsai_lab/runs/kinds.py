@@ -126,14 +126,15 @@ _DECIDES = ("lsai_core", "lsai_lab.benches", "lsai_lab.searches", "lsai_lab.peer
 def processes(config: Strict) -> int:
     """How many processes, one a GPU, a run of this config starts; a search's are those of each
     try."""
-    training = getattr(config, "train", config)
-    parallel = getattr(training, "parallel", None)
-    return parallel.world_size if parallel else getattr(config, "processes", 1)
+    settings = vars(config)
+    parallel = vars(settings.get("train", config)).get("parallel")
+    return parallel.world_size if parallel else int(settings.get("processes", 1))
 
 
 def device_of(config: Strict) -> str:
     """`auto`, `cpu` or `cuda`: where a run of this config computes."""
-    return str(getattr(getattr(config, "train", config), "device", "auto"))
+    settings = vars(vars(config).get("train", config))
+    return str(settings.get("device", "auto"))
 
 
 def get_kind(name: str) -> Kind:

@@ -82,8 +82,8 @@ class Summary:
     started: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d[-+:T.Z\d]{0,40}$")]
     wall_s: Annotated[float, Field(ge=0, le=1e9)]
     command: Text
-    code: Config
-    results: Results = field(default_factory=dict)
+    code: Config = field(repr=False)
+    results: Results = field(default_factory=dict, repr=False)
     measured_as: Text | None = None
 
     def write(self, folder: Path) -> None:

@@ -1,0 +1,190 @@
+"""The frames that `lab` gives: frames of pandas that show what people look for first, and say which
+column was meant."""
+
+import functools
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from lsai_core.base.errors import UnknownName, no_column
+from lsai_core.base.tables import Part, as_text, value
+
+WIDE = 20  # columns; with more, the first ones are shown
+_OPTIONS = (*("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),)
+_JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
+_QUOTED = re.compile(r"'([^']+)'")
+
+
+class NoColumn(KeyError):
+    """A column that is not there, in one line with the nearest names."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"error: {self}"]
+
+
+def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which says which columns come near one that is not there."""
+
+    # pandas reads the `@names` of a query in its caller's frame, which stands one level higher
+    reads_caller = method.__name__ == "query"
+
+    @functools.wraps(method)
+    def call(self: pd.DataFrame, *given: Any, **named: Any) -> Any:
+        if reads_caller:
+            named["level"] = named.get("level", 0) + 1
+        try:
+            return method(self, *given, **named)
+        except (KeyError, NameError) as error:
+            unknown = [name for name in _QUOTED.findall(str(error)) if name not in self.columns]
+            if isinstance(error, NoColumn) or "local variable" in str(error) or not unknown:
+                raise
+            raise NoColumn(_no_column(unknown[0], self)) from None
+
+    return call
+
+
+def _no_column(name: str, frame: pd.DataFrame) -> str:
+    dotted = [column for column in map(str, frame.columns) if column.startswith(f"{name}.")]
+    if dotted:
+        cure = f"a query has names with dots in `backticks`: `{dotted[0]}`"
+        return f"there is no column {name!r}; {cure}"
+    return no_column(name, frame.columns)
+
+
+class Frame(pd.DataFrame):
+    """A frame of pandas in all that it does."""
+
+    @property
+    def _constructor(self) -> Callable[..., pd.DataFrame]:
+        return Frame
+
+    @property
+    def _constructor_sliced(self) -> Callable[..., pd.Series]:
+        return Values
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name[0] == "_":
+                raise
+            raise UnknownName(_no_column(name, self)) from None
+
+    def __repr__(self) -> str:
+        note = self._left_out()
+        with pd.option_context(*_OPTIONS, *_dimensions(note)):
+            if note and not len(self):
+                return note
+            return f"{self._narrow()!r}\n\n{note}" if note else super().__repr__()
+
+    def _repr_html_(self) -> str | None:
+        note = self._left_out()
+        with pd.option_context(*_OPTIONS, *_dimensions(note)):
+            if not note:
+                return super()._repr_html_()  # type: ignore[operator, no-any-return]
+            table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
+            return f"{table}<p>{html.escape(note)}</p>"
+
+    def _narrow(self) -> pd.DataFrame:
+        frame = pd.DataFrame(self)[first_columns(self)].astype(object)
+        return frame.where(frame.notna(), "–")
+
+    def _left_out(self) -> str:
+        """What is not shown, in words; nothing if all is."""
+        if not len(self) and "run" in self:
+            return "no runs: none is there, or none is as it was asked for"
+        number, there = len(first_columns(self)), len(self.columns)
+        if number == there:
+            return ""
+        if _is_summary(self):
+            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, run"
+        elif _is_judged(self):
+            what, more = "claim", "sentence, runs, bound_set, first_run, of losses the text"
+        else:
+            what, more = "run", "results by name, settings with dots (optim.lr), env.*"
+        many = f"1 {what}" if len(self) == 1 else f"{len(self):,} {what}s"
+        return f"{many}; {number} of {there} columns are shown. The others: {more}"
+
+
+class Values(pd.Series):
+    """A column or a row of a `Frame`; a series of pandas in all that it does."""
+
+    @property
+    def _constructor(self) -> Callable[..., pd.Series]:
+        return Values
+
+    @property
+    def _constructor_expanddim(self) -> Callable[..., pd.DataFrame]:
+        return Frame
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name[0] == "_" or "run" not in self.index:
+                raise
+            raise UnknownName(no_column(name, map(str, self.index))) from None
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if not isinstance(key, str) or "run" not in self.index:
+                raise
+            raise NoColumn(no_column(key, map(str, self.index))) from None
+
+    def __repr__(self) -> str:
+        if len(self) <= WIDE or "run" not in self.index:
+            return super().__repr__()
+        names = first_columns(Frame([self.to_dict()]))
+        rows = [(name, self[name]) for name in names]
+        note = f"1 run; {len(rows)} of {len(self)} columns are shown; lab.find_run(row) opens it"
+        return as_text([Part("", rows=rows, note=note)])
+
+
+for _name in ("__getitem__", "drop", "groupby", "pivot_table", "query", "set_index", "sort_values"):
+    setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
+
+
+def _dimensions(note: str) -> tuple[str, Any]:
+    """Whether pandas says how large a frame is: a note does so itself."""
+    return "display.show_dimensions", False if note else "truncate"
+
+
+def first_columns(frame: pd.DataFrame) -> list[str]:
+    """Of a wide frame of runs the columns that people look for first, as far as they say anything:
+    those before `run`, its folder. Of what `lab.summarize` gives who is meant and the figures. All
+    of another frame."""
+    names = list(frame.columns)
+    if not isinstance(frame, Frame) or not frame.columns.is_unique:
+        return names
+    if _is_judged(frame):
+        return [name for name in _JUDGED if not _is_empty(frame[name])]
+    if "run" not in names:
+        return names
+    if _is_summary(frame):
+        all_good = (frame["outcome"] == "ok").all()
+        ranges = {f"{name}{end}" for name in names for end in ("_low", "_high")}
+        hidden = ranges | {"reason", "run", *(["outcome"] if all_good else [])}
+        return [name for name in names if name not in hidden]
+    if len(names) <= WIDE:
+        return names
+    return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
+
+
+def _is_summary(frame: pd.DataFrame) -> bool:
+    return {"n", "outcome", "reason", "run"} <= {*frame.columns}
+
+
+def _is_judged(frame: pd.DataFrame) -> bool:
+    return {*_JUDGED, "sentence", "runs"} <= {*frame.columns}
+
+
+def _is_empty(column: pd.Series) -> bool:
+    return bool((column.isna() | (column.astype(object) == "")).all())

@@ -1,0 +1,113 @@
+"""What a person writes who calls a thing as other programs do: an error names it as it is called
+here, for settings, columns, results, attributes and functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import write_run
+from IPython.core.interactiveshell import InteractiveShell
+
+import lsai_lab as lab
+from lsai_core.base.errors import OTHER_WORDS, UnknownName, UserError, nearest
+from lsai_core.base.shown import Shown
+from lsai_core.config.strict import dotted
+from lsai_core.config.train import TrainConfig
+from lsai_lab.interactive.run import Run
+from lsai_lab.runs.result_names import is_result
+
+RECORDED = "h100/memory.bf16"
+
+
+def runs() -> pd.DataFrame:
+    return lab.recorded("memory")
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: runs()["learning_rate"], "no column 'learning_rate'; did you mean optim.lr"),
+        (lambda: runs()["lr"], "did you mean optim.lr"),
+        (lambda: runs().learning_rate, "did you mean optim.lr"),
+        (lambda: runs()["batch"], "did you mean batch_size"),
+        (lambda: runs()["GPU"], "did you mean gpu or env.gpu?"),
+        (lambda: runs()["gpus"], "did you mean world_size or parallel.fsdp?"),
+        (lambda: runs()["layers"], "did you mean model.n_layers"),
+        (lambda: runs()["throughput"], "did you mean tokens_per_s?"),
+        (lambda: runs().query("peak_memory > 1"), "did you mean mem_peak_allocated_gib?"),
+        (lambda: lab.summarize(runs(), "speed"), "did you mean tokens_per_s?"),
+        (lambda: lab.steps(RECORDED)["learning_rate"], "did you mean lr?"),
+        (lambda: lab.steps(RECORDED).plot(x="time", y="loss"), "did you mean step_ms or elapsed_s"),
+        (lambda: lab.curves(RECORDED, y="speed"), "did you mean tokens_per_s"),
+        (lambda: lab.find_run(RECORDED).results["val_loss"], "did you mean validation_loss?"),
+        (lambda: lab.find_run(RECORDED).results.perplexity, "did you mean validation_perplexity?"),
+        (lambda: lab.find_run(RECORDED).status, "did you mean outcome or state?"),
+        (lambda: lab.find_run(RECORDED).metrics, "did you mean results?"),
+        (lambda: lab.train, "no attribute 'train'; did you mean open_run?"),
+        (lambda: lab.config(RECORDED).optim.learning_rate, "no attribute 'learning_rate' (did you"),
+        (lambda: lab.config(RECORDED).learning_rate, "(did you mean 'optim.lr'?)"),
+        (lambda: lab.study("memory").titel, "Study has no attribute 'titel' (did you mean 'title'"),
+    ],
+)
+def test_what_others_call_so_is_told_by_its_name_here(empty: Path, wrong: Any, said: str) -> None:
+    with pytest.raises((UserError, UnknownName, KeyError)) as error:
+        wrong()
+    assert said in str(error.value)
+    assert len(error.value._render_traceback_()) == 1
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("learning_rate", "optim.lr"),
+        ("context_length", "seq_len"),
+        ("num_hidden_layers", "model.n_layers"),
+        ("gradient_checkpointing", "grad_checkpoint"),
+        ("optimizer", "optim.name"),
+        ("Batch Size", "batch_size"),
+    ],
+)
+def test_a_setting_by_another_name_is_refused_with_its_own(
+    empty: Path, name: str, meant: str
+) -> None:
+    with pytest.raises(UserError, match=rf"unknown key '{name}' \(did you mean '{meant}'\?\)"):
+        lab.open_run("memory", "bf16", overrides={name: 1})
+
+
+def test_every_word_of_others_leads_to_a_name_that_there_is(empty: Path) -> None:
+    known = {*dotted(TrainConfig), *runs(), *lab.steps(RECORDED), *dir(lab), *dir(Run)}
+    known |= {*vars(lab.find_run(RECORDED))}
+    known |= {name.rpartition(".")[2] for name in known}
+    lost = [name for name in OTHER_WORDS if name not in known and not is_result(name)]
+    assert not lost, "of what nothing is called"
+    for name, words in OTHER_WORDS.items():
+        assert [word for word in words.split() if name not in nearest(word, [name])] == []
+    assert nearest("xyz", known) == []
+
+
+def test_what_cannot_be_set_says_so_in_one_line(empty: Path) -> None:
+    write_run(empty, "memory", "bf16")
+    study, config, run = lab.study("memory"), lab.config(RECORDED), lab.find_run(RECORDED)
+    for owner, name, said in (
+        (study, "titel", "Study has no attribute 'titel' (did you mean 'title'?)"),
+        (study, "title", "Study stays as it is; where a run is planned or predicted, overrides="),
+        (config.optim, "learning_rate", "(did you mean 'lr'?)"),
+        (config.optim, "lr", "OptimConfig stays as it is"),
+        (run, "name", "Run.name can only be read"),
+    ):
+        with pytest.raises(UnknownName) as error:
+            setattr(owner, name, "x")
+        assert said in str(error.value)
+    assert config.optim.lr == 6e-4 and study.title == lab.study("memory").title
+    assert not hasattr(config, "points") and isinstance(run, Shown)
+
+
+def test_a_wrong_attribute_of_a_config_is_one_line_below_the_cell(empty: Path) -> None:
+    shell = InteractiveShell.instance()
+    shell.user_ns["config"] = lab.config(RECORDED)
+    for cell in ("config.optim.learning_rate", "config.lr = 1"):
+        error = shell.run_cell(cell, silent=True).error_in_exec
+        assert isinstance(error, UnknownName) and "\n" not in "".join(error._render_traceback_())

@@ -1,0 +1,126 @@
+"""How frames, tables and objects show themselves as the last value of a cell, in HTML and in a
+terminal."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import write_run
+
+import lsai_lab as lab
+from lsai_core.base.errors import UserError
+from lsai_lab.runs.plain import in_frame
+
+RECORDED = "h100/memory.bf16"
+
+
+def summary() -> pd.DataFrame:
+    trained = lab.recorded("memory").query("part == 'train'")
+    return lab.summarize(trained, ["tokens_per_s", "mem_peak_allocated_gib"])
+
+
+def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Path) -> None:
+    rows = summary()
+    text, html = repr(rows), rows._repr_html_()
+    assert max(map(len, text.splitlines())) <= 110 and "170,944" in text and "/memory/" not in text
+    assert "_low</th>" not in html and "170,944" in html and "<th>run</th>" not in html
+    assert "others: <metric>_low" in text and "&lt;metric&gt;_low" in html
+    assert {"run", "tokens_per_s_low", "outcome"} <= {*rows}, "they are there"
+    assert "/memory/" in repr(rows[["label", "run"]]), "who names a column sees it"
+    failed = rows.assign(outcome="failed")
+    assert "failed" in repr(failed) and "x" in repr(rows.assign(share="x"))
+
+
+def test_frames_of_steps_and_kernels_show_rounded_figures(empty: Path) -> None:
+    steps = lab.steps(RECORDED)
+    assert "1,175.1" in repr(steps) or "1175.1" in repr(steps)
+    assert "9.304625" not in steps._repr_html_() and "400 rows" in steps._repr_html_()
+    assert max(map(len, repr(steps).splitlines())) <= 160
+    for frame, wrong in ((steps, "los"), (lab.points("h100/gemm.machine.products"), "tflop")):
+        with pytest.raises(KeyError, match="did you mean"):
+            frame[wrong]
+
+
+def test_a_choice_of_no_runs_says_so(empty: Path) -> None:
+    none = lab.recorded("memory").query("seq_len == 3")
+    assert repr(none) == none._repr_html_().removeprefix("<p>").removesuffix("</p>")
+    assert repr(none) == "no runs: none is there, or none is as it was asked for"
+
+
+def test_mfu_above_its_peak_says_why(empty: Path) -> None:
+    peak = {"mfu_peak_tflops": 0.116, "mfu_peak_source": "own measured ceiling"}
+    folder = write_run(empty, "memory", "bf16", results={"mfu": 1.22, **peak})
+    why = "MFU is above 100 %, for the run was faster than its peak (0.116 TFLOP/s, own measured"
+    run = lab.find_run(folder)
+    for text in (repr(run.results), run.results._repr_html_()):
+        assert why in text
+    other = write_run(empty, "memory", "baseline", results={"mfu": 0.9, **peak})
+    assert f"the first: {why}" in repr(lab.compare(run, other))
+    assert "above" not in repr(lab.find_run(other).results)
+
+
+def test_curves_and_comparisons_take_lists_and_frames(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("lsai_lab.interactive.curves.figure", lambda fig, **_: drawn.append(fig))
+    two = [RECORDED, "h100/memory.baseline"]
+    rows = lab.recorded("memory").query("part == 'train' and machine == 'h100' and repeat == 0")
+    lab.curves(two)
+    lab.curves(rows.head(3))
+    assert [len(fig.axes[0].lines) for fig in drawn] == [2, 3]
+    assert repr(lab.compare(two)) == repr(lab.compare(*two))
+    assert "baseline" in repr(lab.compare(rows.head(2)))
+    for wrong in (lambda: lab.compare(*two, "h200/memory.bf16"), lambda: lab.compare(RECORDED)):
+        with pytest.raises(UserError, match=r"takes two runs, not [31]; lab.curves\(a, b, c\)"):
+            wrong()
+    with pytest.raises(UserError, match="a picture takes at most 20"):
+        lab.curves(lab.recorded("memory"))
+
+
+def test_a_table_in_a_terminal_has_no_entities(empty: Path) -> None:
+    names = [in_frame("void at::f<4, (a|b)>"), in_frame("aten::mm")]
+    shown = lab.table(pd.DataFrame({"name": names, "ms": [1.5, 2.5]}))
+    assert "&#58;" in shown.data, "Markdown takes it for no mark"
+    assert "| void at::f<4, (a|b)> | 1.50 |" in repr(shown) and "&" not in repr(shown)
+
+
+def test_a_record_shows_in_a_few_lines(empty: Path) -> None:
+    record = lab.find_run(RECORDED).record
+    assert "tokens_per_s" in record.summary.results and len(repr(record)) < 600
+
+
+def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Path) -> None:
+    row = lab.recorded("memory").query("part == 'train'").iloc[0]
+    assert "NaN" not in repr(row) and "h100" in repr(row) and len(repr(row).splitlines()) < 20
+    assert "lab.find_run(row) opens it" in repr(row) and lab.find_run(row).kind == "train"
+    for wrong in (lambda: row["learning_rate"], lambda: row.learning_rate):
+        with pytest.raises((KeyError, AttributeError), match=r"did you mean optim\.lr") as error:
+            wrong()
+        assert len(error.value._render_traceback_()) == 1
+    column = lab.recorded("memory")["tokens_per_s"]
+    assert "Name: tokens_per_s" in repr(column)
+    assert column.dropna().to_frame().shape[1] == 1
+
+
+def test_claims_show_their_figures_in_the_width_of_a_screen(empty: Path) -> None:
+    found = lab.judged("flash_speed", "hopper_fp8_gain")
+    assert max(map(len, repr(found).splitlines())) <= 110 and "held" in repr(found)
+    assert "sentence, runs" in repr(found) and {"sentence", "runs"} <= {*found}
+    assert list(lab.claims_table("flash_speed")["name"]) == ["flash_speed"]
+
+
+def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) -> None:
+    html = lab.find_run(RECORDED)._repr_html_()
+    assert "449,552 tokens/s, 4.1193 val loss, 7.0941 peak GiB" in html
+    comparison = lab.compare(RECORDED, "h100/memory.baseline")._repr_html_()
+    assert '<th style="text-align:left">what</th><th>first</th>' in comparison
+
+
+def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
+    for function in (lab.curves, lab.compare, lab.find_run, lab.predict, lab.steps):
+        assert "collections.abc" not in str(inspect.signature(function)), function
