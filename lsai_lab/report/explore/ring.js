@@ -64,7 +64,7 @@ export const draw = (el, { plans, methods, measured, length }) => {
   explorable(el, "Attention over several GPUs.", "A color is a GPU. Step through it.", {
     method: { label: "method", choices: Object.entries(methods) },
     gpus: { label: "GPUs", choices: [2, 4, 8], value: 4 },
-    step: { label: "step", range: [1, 8, 1], value: 1 },
+    step: { label: "step", range: [1, 8, 1], value: 2 },
   }, (now, page) => {
     const plan = plans[now.method][now.gpus], gpus = Number(now.gpus), { work, sent, groups } = plan;
     page.fields.step.max = work.length;
