@@ -18,7 +18,7 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
     words = lab.claims_table(found.reset_index(), lab.load_claims()).set_index("name")
     valued = ~found["verdict"].isin(["withdrawn", "no data"])
     assert len(words) == len(found) and (found["value"].notna() == valued).all()
-    assert words["claim"].str.len().between(8, 60).all()
+    assert words["claim"].str.len().between(8, 46).all()
     assert words.loc["hopper_fp8_gain", "bound":"measured"].tolist() == [
         "≥ 1.3x",
         "1.43x (1.43 to 1.44, n = 3)",

@@ -69,7 +69,7 @@ class Claim(Strict):
     )
     reason: str | None = Field(None, description="why a withdrawn claim was withdrawn")
     # what is measured, for a table that has its value and bound beside
-    short: str = Field("", max_length=60)
+    short: str = Field("", max_length=46)
     sentence: str
 
     @property
