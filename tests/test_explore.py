@@ -336,7 +336,7 @@ def test_what_is_shown_first_asks_or_tells_something(play: Callable[..., Any]) -
     step = play("step")
     assert "How many tokens/s" in step.locator(".answer").inner_text()
     assert step.get_by_role("button", name="Show what was measured").is_enabled()
-    assert "1 of 4 GPUs wait" in play("ring").locator(".answer").inner_text()
+    assert "1 of 4 GPUs waits" in play("ring").locator(".answer").inner_text()
     bare = put(play("numbers"), scaled=False)
     assert "95.3% off" in bare
 

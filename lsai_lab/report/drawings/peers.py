@@ -41,7 +41,7 @@ SHADES = {"library": "white", "compiled": "#d9eaf6", "own": "#fbe3d0"}
 
 def trainers_parts() -> Figure:
     """Who does each part of a training step in each trainer."""
-    fig, axes = plt.subplots(figsize=(ALONE, 2.6))
+    fig, axes = plt.subplots(figsize=(ALONE, 2.3))
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
     for x, name in enumerate(TRAINERS):
         axes.text(x + 0.5, -0.28, name, fontsize=9, fontweight="bold", **middle)
