@@ -18,6 +18,7 @@ import contextlib
 import importlib
 import json
 import multiprocessing
+import os
 import sys
 import time
 import traceback
@@ -597,6 +598,7 @@ def measure(name: str) -> dict[str, Any]:
     """What a GPU says, in GiB."""
     started = time.perf_counter()
     try:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # of torchrun
         torch.cuda.memory._record_memory_history(context=None, max_entries=400_000)
         step = CONFIGURATIONS[name]("cuda")
         for _ in range(STEPS):
@@ -615,7 +617,7 @@ def measure(name: str) -> dict[str, Any]:
         **peaks,
         **about,
         "seconds": round(time.perf_counter() - started, 1),
-        **blocks(torch.cuda.memory._snapshot()["device_traces"][0]),
+        **blocks(torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]),
     }
 
 
@@ -701,7 +703,7 @@ def main(configurations: list[str], table_path: Path) -> None:
         asked.into.write_text(json.dumps(kept, indent=1) + "\n")
         return
     measured = each(measure, names, asked.beside, "spawn")
-    if asked.write:
+    if asked.write and os.environ.get("RANK", "0") == "0":
         asked.write.write_text(json.dumps(measured, indent=1) + "\n")
     print(table(kept, measured))
 

@@ -5,7 +5,8 @@
                                                    goes on where it stopped; --workers 16
     python tests/plan_tasks.py --measure PLANS OUT --seconds 500    on a GPU: runs each plan with
                                                    its budget as the process's cap, and writes
-                                                   budget, peak reserved and outcome
+                                                   budget, peak reserved and outcome; as many at a
+                                                   time as --together-gib of it hold
     python tests/plan_tasks.py --table OUT         how many ran within their budget, how full
 
 A task is a shape, a sequence length, the tokens of a step and the GiB that PyTorch may reserve
@@ -29,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from verify_predictions import measure, shape
+from verify_predictions import TOGETHER_GIB, measure, shape
 
 from lsai_core.base.files import read_jsonl, write_text
 from lsai_core.config.presets import ModelConfig
@@ -111,12 +112,12 @@ def plan_all(path: Path, workers: int) -> None:
             print(row["name"], words, flush=True)
 
 
-def measure_all(path: Path, out: Path, seconds: float) -> None:
+def measure_all(path: Path, out: Path, seconds: float, together_gib: float) -> None:
     """Run the plans of `path`, several at a time, and write what became of each to `out`."""
     rows = [row for row in read_jsonl(path) if row["settings"]]
     runnable = out.with_suffix(".plans.jsonl")
     write_text(runnable, "".join(json.dumps(row) + "\n" for row in rows))
-    measure(runnable, out, seconds)
+    measure(runnable, out, seconds, together_gib)
 
 
 def table(out: Path) -> dict[str, Any]:
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, nargs=2)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--together-gib", type=float, default=TOGETHER_GIB)
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()
     if asked.draw:
@@ -148,7 +150,7 @@ def main() -> None:
         plan_all(asked.plan, asked.workers)
     if asked.measure:
         plans, out = asked.measure
-        measure_all(plans, out, asked.seconds)
+        measure_all(plans, out, asked.seconds, asked.together_gib)
     if asked.table:
         print(json.dumps(table(asked.table), indent=1))
 

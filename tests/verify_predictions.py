@@ -164,9 +164,9 @@ def _edge(prediction: Prediction, expandable: bool) -> float:
     return high
 
 
-def measure(path: Path, out: Path, seconds: float) -> None:
-    """Run the rows of `path` that can begin within `seconds`; each goes to `out` with what was
-    measured, or why it failed."""
+def measure(path: Path, out: Path, seconds: float, together_gib: float = TOGETHER_GIB) -> None:
+    """Run the rows of `path` that can begin within `seconds`, as many at a time as `together_gib`
+    of the GPU's memory hold; each goes to `out` with what was measured, or why it failed."""
     rows, end = read_jsonl(path), time.monotonic() + seconds
     room, taken = threading.Condition(), [0.0]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def measure(path: Path, out: Path, seconds: float) -> None:
         def run(row: dict[str, Any]) -> None:
             size = 1.0 + max(row["predicted"]["active_gib"], row["predicted"]["reserved_gib"])
             with room:
-                room.wait_for(lambda: taken[0] + size <= TOGETHER_GIB)
+                room.wait_for(lambda: taken[0] + size <= together_gib)
                 taken[0] += size
             if time.monotonic() < end:
                 result = row | _in_a_process(row, lock.name)
