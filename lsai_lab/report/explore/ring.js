@@ -75,7 +75,8 @@ export const draw = (el, { plans, methods, measured, length }) => {
     const waiting = work[step].filter((share) => share < Math.max(...work[step]) - 1e-4).length * groups;
     const most = Math.max(...Array.from({ length: ring }, (_, rank) => sum(sent.map((step) => step[rank]))));
     const trained = measured.find((row) => row.method === now.method && row.gpus === gpus && row.length === length);
-    page.say(`Step ${step + 1} of ${work.length}: ${waiting ? `${waiting} of ${gpus} GPUs wait${waiting > 1 ? "" : "s"}` : "no GPU waits"}. `
+    const idle = waiting ? `${waiting} of ${gpus} GPUs wait${waiting > 1 ? "" : "s"}` : "no GPU waits";
+    page.say(`Step ${step + 1} of ${work.length}: ${idle}. `
       + `Over all steps the GPUs compute ${digits(100 * efficient)}% of the time if each step waits for `
       + `its slowest. Over ${count(length)} tokens a GPU sends up to ${count(most)} MiB in the forward pass`
       + `${trained ? `, and ${count(trained.sent)} MiB with the backward pass, as measured` : ""}.`);
