@@ -329,7 +329,16 @@ def test_the_examples_of_the_text_are_shown_first(play: Callable[..., Any]) -> N
     assert "never moves: the update, 0.00006, is 0.25 times the distance" in said
     assert said.endswith("exact is 0.056.")
     said = play("numbers").locator(".answer").inner_text()
-    assert said.startswith("0.1 times the scale 448 / 2.4 = 186.7 is 18.67; E4M3 keeps 18")
+    assert said.startswith("0.001 times the scale 448 / 2.4 = 186.7 is 0.1867; E4M3 keeps 0.1875")
+
+
+def test_what_is_shown_first_asks_or_tells_something(play: Callable[..., Any]) -> None:
+    step = play("step")
+    assert "How many tokens/s" in step.locator(".answer").inner_text()
+    assert step.get_by_role("button", name="Show what was measured").is_enabled()
+    assert "1 of 4 GPUs waits" in play("ring").locator(".answer").inner_text()
+    bare = put(play("numbers"), scaled=False)
+    assert "95.3% off" in bare
 
 
 # All of them
@@ -396,10 +405,6 @@ def test_an_explorable_is_worked_by_keyboard_over_http(
     try:
         page.goto(f"http://127.0.0.1:{server.server_port}/{name}.html")
         slider = page.locator("input[type=range]:not(:disabled):visible").first
-        if name == "step":
-            page.locator("[name='compiled blocks']").focus()
-            page.keyboard.press("Space")
-            slider = page.locator("[name=guess]")
         before = page.locator(".explore").last.inner_text()
         seen = set()
         for _ in range(60):

@@ -34,6 +34,7 @@ def apply_style() -> None:
         "figure.constrained_layout.use": True,
         **dict.fromkeys(("font.size", "axes.labelsize"), 9),
         **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
+        "legend.edgecolor": "none",
         "axes.titlesize": 10,
         "lines.linewidth": 1.6,
         "lines.markersize": 5,

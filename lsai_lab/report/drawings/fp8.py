@@ -5,31 +5,32 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lsai_lab.report.charts import ALONE
 from lsai_lab.report.colors import COLORS, PALETTE
 
 EDGE = "#444444"
 # Texts and places of the boxes of one fp8 matmul; extra work that bf16 does not have is filled.
 BOXES = (
     ("x\n(bf16)", 0.2, 1, False),
-    ("largest\n|x|", 1.3, 0, True),
-    ("scale\nand cast", 2.5, 1, True),
-    ("x in fp8", 3.8, 1, False),
-    ("transposed\ncopy", 3.8, 0, True),
-    ("matmul, sum in\nhigher precision", 5.3, 1, False),
-    ("divide by\nboth scales", 6.7, 1, True),
-    ("y\n(bf16)", 7.8, 1, False),
-    ("w in fp8\n(likewise)", 5.3, 0, False),
+    ("largest\n|x|", 1.0, 0, True),
+    ("scale\nand cast", 2.2, 1, True),
+    ("x in\nfp8", 3.7, 1, False),
+    ("transposed\ncopy", 3.7, 0, True),
+    ("fp8\nmatmul", 5.2, 1, False),
+    ("divide by\nboth scales", 6.75, 1, True),
+    ("y\n(bf16)", 8.2, 1, False),
+    ("w in fp8\n(likewise)", 5.25, 0, False),
 )
 ARROWS = (
-    ((0.5, 1), (2, 1)),
-    ((0.35, 0.7), (0.88, 0.1)),
-    ((1.72, 0.1), (2.3, 0.66)),
-    ((2.98, 1), (3.35, 1)),
-    ((4.25, 1), (4.72, 1)),
-    ((3.8, 0.78), (3.8, 0.34)),
-    ((5.3, 0.34), (5.3, 0.66)),
-    ((5.9, 1), (6.16, 1)),
-    ((7.25, 1), (7.5, 1)),
+    ((0.65, 1), (1.6, 1)),
+    ((0.4, 0.65), (0.75, 0.34)),
+    ((1.4, 0.34), (1.85, 0.65)),
+    ((2.8, 1), (3.4, 1)),
+    ((4.0, 1), (4.67, 1)),
+    ((3.7, 0.65), (3.7, 0.34)),
+    ((5.2, 0.34), (5.2, 0.65)),
+    ((5.73, 1), (6.0, 1)),
+    ((7.5, 1), (7.76, 1)),
 )
 # Of each format, where its name stands.
 FORMATS = {
@@ -41,7 +42,7 @@ FORMATS = {
 
 def fp8_matmul() -> Figure:
     """One fp8 matmul, and the largest rounding error of three formats over the magnitude."""
-    fig, (top, low) = plt.subplots(2, figsize=(6.3, 3.2), height_ratios=[1, 1.05])
+    fig, (top, low) = plt.subplots(2, figsize=(ALONE, 3.2), height_ratios=[1, 1.05])
     _flow(top)
     _errors(low)
     return fig
@@ -56,8 +57,8 @@ def _flow(axes: Axes) -> None:
     for tail, head in ARROWS:
         axes.annotate("", head, tail, arrowprops=arrow)
     note = "for the\nbackward\nmatmuls"
-    axes.text(3.25, -0.1, note, ha="right", va="center", fontsize=8, color=EDGE)
-    axes.set(xlim=(-0.15, 8.2), ylim=(-0.45, 1.4))
+    axes.text(2.85, -0.1, note, ha="right", va="center", fontsize=8, color=EDGE)
+    axes.set(xlim=(-0.25, 8.65), ylim=(-0.45, 1.4))
     axes.axis("off")
 
 
@@ -76,7 +77,7 @@ def _errors(axes: Axes) -> None:
 
 def rounding_step() -> Figure:
     """One update of a quarter of the gap between two bf16 numbers, rounded in both ways."""
-    fig, axes = plt.subplots(figsize=(6.3, 1.5))
+    fig, axes = plt.subplots(figsize=(ALONE, 1.5))
     axes.axhline(0, color=EDGE, linewidth=1)
     for x, text in ((0, "w"), (1, "next value\nin bf16")):
         axes.plot([x, x], [-0.12, 0.12], color=EDGE, linewidth=1.6)

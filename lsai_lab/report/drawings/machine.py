@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import panels
+from lsai_lab.report.charts import ALONE, panels
 from lsai_lab.report.colors import COLORS
 
 EDGE = "#444444"
@@ -20,7 +20,7 @@ LEVELS = {
 }
 HALVES = (
     ("RMSNorm", "q, k, v\nmatmul", "attention", "output\nmatmul", "residual\nsum"),
-    ("RMSNorm", "gate and up\nmatmul", "SwiGLU", "down\nmatmul", "residual\nsum"),
+    ("RMSNorm", "gate and\nup matmul", "SwiGLU", "down\nmatmul", "residual\nsum"),
 )
 LAST = {(54.5, 2.0): "final\nRMSNorm", (54.5, 6.4): "output\nlayer", (54.5, 10.8): "loss"}
 # Tails and heads of the arrows that do not join two boxes of one row.
@@ -52,7 +52,7 @@ def memory_hierarchy() -> Figure:
 
 def transformer_block() -> Figure:
     """One block, its operations by what limits them, and what follows the last block."""
-    fig, axes = plt.subplots(figsize=(6.3, 1.55))
+    fig, axes = plt.subplots(figsize=(ALONE, 1.6))
     boxes = dict(LAST)
     for row, half in enumerate(HALVES):
         boxes |= {(9.5 * place + 4, 8.2 - 6.2 * row): text for place, text in enumerate(half)}
@@ -78,7 +78,7 @@ def _operation(axes: Axes, x: float, y: float, text: str) -> None:
     color = COLORS["arithmetic" if arithmetic else "memory"]
     style = "-" if arithmetic else "--"
     axes.add_patch(plt.Rectangle((x, y), 8, 3, fc=f"{color}40", ec=EDGE, lw=0.8, ls=style))
-    axes.text(x + 4, y + 1.5, text, ha="center", va="center", fontsize=8, linespacing=0.95)
+    axes.text(x + 4, y + 1.5, text, ha="center", va="center", fontsize=7.5, linespacing=0.95)
 
 
 def _arrow(axes: Axes, tail: tuple[float, float], head: tuple[float, float]) -> None:

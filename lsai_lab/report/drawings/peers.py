@@ -5,27 +5,29 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from lsai_lab.report.charts import ALONE
+
 TRAINERS = ("torchtitan", "HF Trainer", "this package")
 # Of each part of a step: who does it in each trainer, "library", "compiled" or "own", in words.
 PARTS = {
     "attention": [
         ("library", "SDPA, cuDNN first"),
-        ("library", "SDPA or FlashAttention-2"),
-        ("library", "fastest that is installed\n(FlashAttention-4, cuDNN)"),
+        ("library", "SDPA or\nFlashAttention-2"),
+        ("library", "FlashAttention-4,\nelse cuDNN"),
     ],
     "norms, rotation,\nSwiGLU": [
         ("compiled", "torch.compile"),
-        ("compiled", "torch.compile\nor Liger's (not compiled)"),
+        ("compiled", "torch.compile, or\nLiger's kernels"),
         ("own", "own kernels, inside\ntorch.compile"),
     ],
     "output layer,\nloss": [
         ("compiled", "all logits,\ntorch.compile"),
-        ("compiled", "all logits, torch.compile;\nwith Liger in chunks"),
+        ("compiled", "torch.compile;\nLiger in chunks"),
         ("own", "in chunks,\nlogits never whole"),
     ],
     "clipping,\nAdamW": [
-        ("library", "clip the gradients,\nthen torch's fused AdamW"),
-        ("library", "clip the gradients,\nthen torch's fused AdamW"),
+        ("library", "clipping, then\ntorch's fused AdamW"),
+        ("library", "clipping, then\ntorch's fused AdamW"),
         ("own", "one kernel clips\nand updates"),
     ],
     "fp8 matmuls": [
@@ -39,7 +41,7 @@ SHADES = {"library": "white", "compiled": "#d9eaf6", "own": "#fbe3d0"}
 
 def trainers_parts() -> Figure:
     """Who does each part of a training step in each trainer."""
-    fig, axes = plt.subplots(figsize=(6.3, 2.4))
+    fig, axes = plt.subplots(figsize=(ALONE, 2.3))
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
     for x, name in enumerate(TRAINERS):
         axes.text(x + 0.5, -0.28, name, fontsize=9, fontweight="bold", **middle)
@@ -52,8 +54,8 @@ def trainers_parts() -> Figure:
                 "linewidth": 0.8,
             }
             axes.add_patch(plt.Rectangle((x + 0.02, y + 0.05), 0.96, 0.9, **style))
-            axes.text(x + 0.5, y + 0.5, text, fontsize=8, linespacing=1.1, **middle)
-    axes.set(xlim=(-0.55, 3), ylim=(len(PARTS), -0.5))
+            axes.text(x + 0.5, y + 0.5, text, fontsize=7.5, linespacing=1.1, **middle)
+    axes.set(xlim=(-0.7, 3), ylim=(len(PARTS), -0.5))
     axes.axis("off")
     return fig
 

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lsai_lab.report.charts import ALONE
 from lsai_lab.report.colors import COLORS
 
 Box = tuple[float, float, str]  # left end, width, text
@@ -40,24 +41,24 @@ KEPT = {
 
 def fsdp_step() -> Figure:
     """What each of four GPUs keeps, from DDP to FSDP; and the timeline of a step of FSDP."""
-    fig, (kept, timeline) = plt.subplots(2, 1, figsize=(6.3, 3.1), height_ratios=[1.5, 1.2])
+    fig, (kept, timeline) = plt.subplots(2, 1, figsize=(ALONE, 3.1))
     colors = [COLORS[name] for name in ("weights", "gradients", "optimizer")]
     for row, (name, sizes) in enumerate(KEPT.items()):
         y = len(KEPT) - 1 - row
         left = 0
         for size, what, color in zip(sizes, ("weight", "gradient", "moments"), colors, strict=True):
-            _box(kept, (left, size, what if size > 1 or what == "moments" else ""), y, color)
+            _box(kept, (left, size, what if size > 2 else ""), y, color)
             left += size
         kept.text(-0.25, y + 0.4, name, ha="right", va="center", fontsize=8.5)
         kept.text(left + 0.2, y + 0.4, f"{left} bytes", va="center", fontsize=8.5)
     kept.set(xlim=(-4.6, 19), ylim=(-0.2, len(KEPT)))
-    for y, name, boxes in ((1, "network", NETWORK), (0, "GPU", GPU)):
-        timeline.text(-0.15, y + 0.4, name, ha="right", va="center", fontsize=8.5)
-        color = COLORS["communication" if y else "arithmetic"]
+    for height, name, boxes in ((1.3, "network", NETWORK), (0.0, "GPU", GPU)):
+        timeline.text(0, height + 1, name, va="center", fontsize=8.5)
+        color = COLORS["communication" if height else "arithmetic"]
         for left_end, width, text in boxes:
             of_box = COLORS["optimizer"] if text == "AdamW" else color
-            _box(timeline, (left_end, width * 0.97, text.replace(" ", "\n")), y, of_box)
-    timeline.set(xlim=(-1.3, 10.7), ylim=(-0.1, 1.9))
+            _box(timeline, (left_end, width * 0.97, text.replace(" ", "\n")), height, of_box)
+    timeline.set(xlim=(-0.05, 10.65), ylim=(-0.1, 2.5))
     kept.axis("off")
     timeline.axis("off")
     return fig
@@ -72,7 +73,7 @@ def _box(axes: Axes, box: Box, y: float, color: str) -> None:
         "linewidth": 0.6,
     }
     axes.add_patch(plt.Rectangle((left, y), width, 0.8, **style))
-    axes.text(left + width / 2, y + 0.4, text, ha="center", va="center", fontsize=8)
+    axes.text(left + width / 2, y + 0.4, text, ha="center", va="center", fontsize=7.5)
 
 
 DRAWINGS = [fsdp_step]

@@ -26,16 +26,17 @@ def fusing() -> Figure:
 def _kernels(axes: Axes, kernels: list[Kernel], title: str) -> None:
     """Boxes of `kernels` above a bar of memory, an arrow a tensor; dotted: the small vector g."""
     edge: dict[str, Any] = {"ec": "#444444", "lw": 0.8}
-    width = 3.1 * len(kernels)
+    wide = max(3.0, 0.9 * max(len(reads + writes) for _, reads, writes in kernels))
+    width = (wide + 0.1) * len(kernels)
     axes.add_patch(plt.Rectangle((0, 0), width - 0.1, 0.5, fc="#fbeed0", **edge))
     axes.text(width / 2, 0.25, "GPU memory", ha="center", va="center", fontsize=8)
     for place, (name, reads, writes) in enumerate(kernels):
-        left = 3.1 * place
-        axes.add_patch(plt.Rectangle((left, 1.6), 3, 0.6, fc="#dcebf5", **edge))
-        axes.text(left + 1.5, 1.9, name, ha="center", va="center", fontsize=8)
+        left = (wide + 0.1) * place
+        axes.add_patch(plt.Rectangle((left, 1.6), wide, 0.6, fc="#dcebf5", **edge))
+        axes.text(left + wide / 2, 1.9, name, ha="center", va="center", fontsize=8)
         tensors = [*reads, *writes]
         for at, tensor in enumerate(tensors):
-            x = left + 3 * (at + 0.5) / len(tensors)
+            x = left + wide * (at + 0.5) / len(tensors)
             ends = [(x, 1.58), (x, 0.52)]
             head, tail = ends if at < len(reads) else reversed(ends)
             style = ":" if tensor == "g" else "-"

@@ -9,7 +9,7 @@ const stored = (all, value) => {
 export const draw = (el, data) => {
   explorable(el, "A number in fp8.", "A scale moves a tensor to where the format has numbers.", {
     format: { label: "format", choices: Object.keys(data.formats) },
-    value: { label: "value", range: [-14.02, 6, 0.05], value: -3.32, show: (power) => digits(2 ** power, 2) },
+    value: { label: "value", range: [-14.02, 6, 0.05], value: -9.97, show: (power) => digits(2 ** power, 2) },
     largest: { label: "largest value of the tensor", range: [-6.04, 8, 0.05], value: 1.26,
       show: (power) => digits(2 ** power, 2) },
     scaled: { label: "scale the tensor", value: true },

@@ -64,7 +64,7 @@ export const draw = (el, { plans, methods, measured, length }) => {
   explorable(el, "Attention over several GPUs.", "A color is a GPU. Step through it.", {
     method: { label: "method", choices: Object.entries(methods) },
     gpus: { label: "GPUs", choices: [2, 4, 8], value: 4 },
-    step: { label: "step", range: [1, 8, 1], value: 1 },
+    step: { label: "step", range: [1, 8, 1], value: 2 },
   }, (now, page) => {
     const plan = plans[now.method][now.gpus], gpus = Number(now.gpus), { work, sent, groups } = plan;
     page.fields.step.max = work.length;
@@ -75,7 +75,8 @@ export const draw = (el, { plans, methods, measured, length }) => {
     const waiting = work[step].filter((share) => share < Math.max(...work[step]) - 1e-4).length * groups;
     const most = Math.max(...Array.from({ length: ring }, (_, rank) => sum(sent.map((step) => step[rank]))));
     const trained = measured.find((row) => row.method === now.method && row.gpus === gpus && row.length === length);
-    page.say(`Step ${step + 1} of ${work.length}: ${waiting ? `${waiting} of ${gpus} GPUs wait` : "no GPU waits"}. `
+    const idle = waiting ? `${waiting} of ${gpus} GPUs wait${waiting > 1 ? "" : "s"}` : "no GPU waits";
+    page.say(`Step ${step + 1} of ${work.length}: ${idle}. `
       + `Over all steps the GPUs compute ${digits(100 * efficient)}% of the time if each step waits for `
       + `its slowest. Over ${count(length)} tokens a GPU sends up to ${count(most)} MiB in the forward pass`
       + `${trained ? `, and ${count(trained.sent)} MiB with the backward pass, as measured` : ""}.`);

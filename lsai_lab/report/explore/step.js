@@ -6,7 +6,7 @@ export const draw = (el, { steps, about }) => {
   const reveal = make("button", { type: "button" }, "Show what was measured");
   const slowest = steps[0].tokens_per_s;
   const page = explorable(el, "Build the step.", `${about}. Tick a change, guess, then look.`, {
-    ...Object.fromEntries(steps.slice(1).map(({ name }) => [name, { label: name, value: false }])),
+    ...Object.fromEntries(steps.slice(1).map(({ name }, at) => [name, { label: name, value: !at }])),
     guess: { label: "your guess (tokens/s)", range: [0.8, 2, 0.01], value: 1, show: (times) =>
       `${count(times * slowest)}, ${times.toFixed(2)}x eager` },
   }, (now, page) => {
