@@ -47,16 +47,17 @@ def bytes_per_parameter(config: TrainConfig) -> float:
 
 
 def predicted_before() -> pd.DataFrame:
-    """What was written down before the runs of study sharing on H100s: one row per `part` and
+    """What was written down before the runs of study sharing: one row per `gpu`, `part` and
     `variant`, of the process that needs most. `kept`: bytes per parameter by formula; `active` and
     `reserved`: GiB at the peak; `speed_said`: tokens/s of all GPUs, where a time was predicted."""
-    path = reading_root() / "reports" / "predictions" / "sharing.h100.jsonl"
+    paths = sorted((reading_root() / "reports" / "predictions").glob("sharing.*.jsonl"))
     rows = list[dict[str, Any]]()
-    for said in read_jsonl(path):
+    for gpu, said in [(path.stem.split(".")[1], row) for path in paths for row in read_jsonl(path)]:
         config = TrainConfig.model_validate(said["settings"])
         speed = said["tokens/s"]
         rows.append(
             {
+                "gpu": gpu.upper(),
                 "part": said["part"],
                 "variant": said["variant"],
                 "kept": bytes_per_parameter(config),
@@ -66,7 +67,7 @@ def predicted_before() -> pd.DataFrame:
             }
         )
     found = pd.DataFrame(rows).sort_values("reserved")
-    return found.drop_duplicates(["part", "variant"], keep="last").reset_index(drop=True)
+    return found.drop_duplicates(["gpu", "part", "variant"], keep="last").reset_index(drop=True)
 
 
 def ways_measured(runs: pd.DataFrame) -> pd.DataFrame:
@@ -74,12 +75,12 @@ def ways_measured(runs: pd.DataFrame) -> pd.DataFrame:
     `part`, `variant` and `machine`, most memory first: the `way` in words, `n` runs, `MEASURED`,
     the GiB `reserved`, those `said` before, and the relative errors of what was said
     (`active_error`, `reserved_error`)."""
-    keys = ["part", "variant", "machine"]
+    keys = ["part", "variant", "machine", "gpu"]
     groups = runs[runs["outcome"] == "ok"].groupby(keys)
     found = groups[[*MEASURED, "mem_peak_reserved_gib"]].median()
     found = found.assign(n=groups.size(), run=groups["run"].first()).reset_index()
     found["way"] = found["variant"].str.split("_").str[0].map(NAMES)
-    found = found.merge(predicted_before(), on=["part", "variant"])
+    found = found.merge(predicted_before(), on=["gpu", "part", "variant"])
     found["active_error"] = found["active"] / found["mem_peak_active_gib"] - 1
     found["reserved_error"] = found["reserved"] / found["mem_peak_reserved_gib"] - 1
     found = found.rename(columns={"reserved": "said", "mem_peak_reserved_gib": "reserved"})
