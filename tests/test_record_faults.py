@@ -153,3 +153,19 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 def test_the_same_fault_follows_from_the_same_seed(world: World) -> None:
     faults = [random.Random("1").choice(FAULTS) for _ in range(3)]
     assert len({fault.__name__ for fault in faults}) == 1
+
+
+def test_a_row_leads_to_its_run_whatever_bytes_name_the_folder(
+    new_project: Callable[..., Project],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    project = new_project()
+    request.addfinalizer(load.session.cache_clear)
+    folder = write_run(project.root / "reports" / "recorded" / "box", "memory", "good")
+    os.rename(folder, os.fsencode(folder.parent) + b"/\xff\xfe-1")
+    monkeypatch.chdir(project.root)
+    monkeypatch.setenv("LSAI_ROOT", str(project.root))
+    load.session.cache_clear()
+    row = lab.load("memory").query("machine == 'box'").iloc[0]
+    assert row["run"].isprintable() and lab.find_run(row["run"]).folder.name == "\udcff\udcfe-1"

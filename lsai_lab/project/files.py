@@ -52,6 +52,11 @@ def one_line(text: str, longest: int = 2_000) -> str:
     )
 
 
+def shown_path(path: Path) -> str:
+    """`path` as a table holds it, in UTF-8: bytes of a name that are none are U+FFFD."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 def named(text: str) -> str:
     """`text`, if it can be the name of a study, profile, variant, part or machine: it becomes a
     file's name and stands in commands.

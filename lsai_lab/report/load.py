@@ -26,7 +26,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root
+from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root, shown_path
 from lsai_lab.runs.difference import differing_settings, planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.frames import Frame
@@ -329,7 +329,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         row[f"config.{key}" if key in row or key in DERIVED else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
-    return in_frame(row) | {"label": label, "run": os.fsencode(run.folder).decode(errors="replace")}
+    return in_frame(row) | {"label": label, "run": shown_path(run.folder)}
 
 
 def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:

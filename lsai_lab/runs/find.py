@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsai_core.base.errors import UserError, hint
-from lsai_lab.project.files import one_line
+from lsai_lab.project.files import one_line, shown_path
 from lsai_lab.runs import schema
 from lsai_lab.runs.difference import settings_apart
 from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
@@ -179,8 +179,8 @@ def _told_apart(runs: list[Found]) -> list[str]:
 
 def _only(text: str, runs: list[Found]) -> Path | None:
     """The run that `text` names, else the one whose key begins so; UserError if several do."""
-    here = Path(text).absolute()
-    found = [run for run in runs if text in run.names or run.folder.absolute() == here]
+    here = shown_path(Path(text).absolute())
+    found = [run for run in runs if text in run.names or shown_path(run.folder.absolute()) == here]
     if not found and len(text) >= SHORTEST_KEY:
         found = [run for run in runs if run.key.startswith(text)]
     if len(found) > 1:  # what was only planned stands behind what was executed
