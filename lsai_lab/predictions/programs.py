@@ -13,10 +13,11 @@ SETS = ("anybody", "anybody_more")
 
 
 def program_errors(root: Path | None = None) -> pd.DataFrame:
-    """One row per program that ran: `name`, the `set` that was predicted together, the GiB of
-    active memory that were `measured`, the errors of `active` and `reserved` memory, and what they
-    are with today's code (`active_now`), where that was predicted once more."""
-    again = _kept("anybody.in_sample", root)
+    """One row per program that ran on an H100: `name`, the `set` that was predicted together, the
+    GiB of active memory that were `measured`, the errors of `active` and `reserved` memory, what
+    they are with today's code (`active_now`), where that was predicted once more, and whether an
+    H200 has the same peak to the byte (`same_on_h200`)."""
+    again, h200 = _kept("anybody.in_sample", root), _kept("anybody.h200.measured", root)
     rows = [
         {
             "name": name,
@@ -25,6 +26,7 @@ def program_errors(root: Path | None = None) -> pd.DataFrame:
             "active": said[name]["allocated"] / measured["active"] - 1,
             "reserved": said[name]["reserved"] / measured["reserved"] - 1,
             "active_now": again.get(name, said[name])["allocated"] / measured["active"] - 1,
+            "same_on_h200": h200[name].get("active") == measured["active"],
         }
         for place in SETS
         for said in [_kept(place, root)]
