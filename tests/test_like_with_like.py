@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import write_run
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
@@ -57,3 +58,24 @@ def test_a_baseline_that_no_row_has_is_one_line(empty: Path) -> None:
     rows = lab.summarize(lab.recorded("memory"), "tokens_per_s")
     with pytest.raises(UserError, match="no row is the variant 'misspelt'; known: baseline, bf16"):
         lab.relative(rows, "tokens_per_s", "misspelt")
+
+
+def test_a_comparison_of_names_tells_all_their_repeats(empty: Path) -> None:
+    one, other = "h100/memory.bf16", "h100/memory.flash_attn"
+    found = lab.compare(one, other)
+    speed = found.repeats.set_index("what").loc["tokens/s"]
+    runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    medians = runs.groupby("variant")["tokens_per_s"].median()
+    assert speed["second / first"] == pytest.approx(medians["flash_attn"] / medians["bf16"])
+    low = runs.query("variant == 'bf16'")["tokens_per_s"].min()
+    assert speed["range of first"].startswith(f"{low:,.0f} to ")
+    for words in ("memory.bf16, repeat 1 of 3", "Over 3 and 3 repeats", "range of first"):
+        assert words in repr(found)
+    assert "two machines" not in repr(found)
+    elsewhere = repr(lab.compare(one, "h200/memory.bf16"))
+    assert "speeds of two machines do not compare: h100 and h200" in elsewhere
+    own = write_run(empty, "memory", "bf16", results={"tokens_per_s": 2.0})
+    alone = lab.compare(own, write_run(empty, "memory", "baseline", results={"tokens_per_s": 1.0}))
+    assert alone.repeats.empty and "repeat" not in repr(alone)
+    failed = write_run(empty, "memory", "window_256", outcome="failed", reason="no such kernel")
+    assert "failed: no such kernel" in repr(lab.compare(own, failed))

@@ -63,7 +63,7 @@ def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
         & (runs["precision"] == "bf16")
         & (runs["loss"] == "fused")
     )
-    same &= (runs["fp8_recipe"] == "none") & runs["compile"].eq(True)
+    same &= runs["fp8_recipe"].isna() & runs["compile"].eq(True)
     same &= runs["optim.kernel"].isin(["auto", "triton"])
     same &= runs["optim.rounding"].fillna("nearest").eq("nearest")
     groups = runs[same].groupby(["study", "part", "variant", "attention_kernel"], sort=False)

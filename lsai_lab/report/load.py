@@ -92,7 +92,8 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
     (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
     `model.n_layers`; `config.steps` where a result has the same name); the environment as
-    `env.gpu`, `env.torch`. What people look for first is in front.
+    `env.gpu`, `env.torch`. A result "none" is missing: `fp8_recipe.notna()` are the fp8 runs. What
+    people look for first is in front.
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
@@ -322,7 +323,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     gpu = run.env.get("gpu") or "CPU"
     row = (
         {"gpu": _GPU.get(gpu, gpu)}
-        | summary.results
+        | {name: None if found == "none" else found for name, found in summary.results.items()}
         | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
     )
     for key, value in flatten(run.config).items():

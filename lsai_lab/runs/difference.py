@@ -66,7 +66,16 @@ class Difference:
     def remark(self) -> str:
         """Why some results of the two do not compare; empty if all do."""
         peaks = (self._two_peaks, self._above_peak)
-        return "; ".join(filter(None, (self._two_texts, *peaks, self._disturbed)))
+        whose = (self._two_texts, *peaks, self._two_machines, self._disturbed)
+        return "; ".join(filter(None, whose))
+
+    @property
+    def _two_machines(self) -> str:
+        """That speeds of the two do not compare, as those of two machines; empty if they do."""
+        one, other = (facts.get("machine") for facts in (self.one, self.other))
+        if one == other or not any(key in self.results for key in _TIMED):
+            return ""
+        return f"speeds of two machines do not compare: {one} and {other}"
 
     @property
     def _disturbed(self) -> str:
