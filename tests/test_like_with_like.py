@@ -79,3 +79,10 @@ def test_a_comparison_of_names_tells_all_their_repeats(empty: Path) -> None:
     assert alone.repeats.empty and "repeat" not in repr(alone)
     failed = write_run(empty, "memory", "window_256", outcome="failed", reason="no such kernel")
     assert "failed: no such kernel" in repr(lab.compare(own, failed))
+
+
+def test_a_result_called_none_is_missing(empty: Path) -> None:
+    runs = lab.recorded("fp8", "memory")
+    found = runs[runs.fp8_recipe.notna()]
+    assert {*found["study"]} == {"fp8"} and len(found)
+    assert found.index.equals(runs[runs["fp8.recipe"].fillna("none") != "none"].index)
