@@ -321,8 +321,10 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         run.plan.get("note"),
     )
     gpu = run.env.get("gpu") or "CPU"
+    done = {} if summary.outcome == "ok" or "steps" in summary.results else _steps_done(run)
     row = (
         {"gpu": _GPU.get(gpu, gpu)}
+        | done
         | {name: None if found == "none" else found for name, found in summary.results.items()}
         | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
     )
@@ -331,6 +333,11 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
     return in_frame(row) | {"label": label, "run": shown_path(run.folder)}
+
+
+def _steps_done(run: Run) -> dict[str, int]:
+    """How many steps a training did that did not end well: `steps`, as of one that did."""
+    return {"steps": len(run.rows)} if run.summary.kind in TRAININGS else {}
 
 
 def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
@@ -369,7 +376,11 @@ def finished_run(run: AnyRun) -> Run:
 
 def folder_of(run: AnyRun) -> Path:
     """The folder of a run, ended or not. UserError if there is none like it."""
-    found = getattr(run, "folder", None) or run
+    found = run if isinstance(run, pd.DataFrame) else getattr(run, "folder", None) or run
+    if isinstance(found, pd.DataFrame):
+        if len(found) != 1:
+            raise UserError(f"one run is wanted, and the frame has {len(found)} rows")
+        found = found.iloc[0]
     if isinstance(found, (Mapping, pd.Series)):
         if "run" not in found:
             raise UserError("a run's row has a column `run`; take a row of lab.load(...)")
