@@ -152,7 +152,7 @@ def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) ->
     parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
     if left:
-        _say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
+        say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -267,10 +267,10 @@ def _refuse(run: AnyRun, why: str) -> None:
     may have what is asked for, a line says why it has none."""
     if not isinstance(run, Mapping):
         raise UserError(why)
-    _say(why)
+    say(why)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Print a line, once; not where a notebook is executed as a page."""
     if PAGE_FOLDER not in os.environ:
         tell_once(line)
