@@ -25,7 +25,9 @@ LONG = "words " * 60
 LISTS = {
     "runs list": r"^\d+ runs: \d+ ok, 1 failed$",
     "runs list course": r"^\d+ runs: \d+ ok$",
-    "runs compare memory.baseline memory.flash_attn": r"^first:  memory\.baseline, h100, ok, 2026-",
+    "runs compare memory.baseline memory.flash_attn": (
+        r"^first:  memory\.baseline(, repeat \d of \d)?, h100, ok, 2026-"
+    ),
     "study": r"^ablation +Sharded",
     "study memory --dry-run": r"^16 runs: \d+ to run; they are kept in$",
     "study memory --dry-run --only flash_attn --parts train --set fp8.recipe=te_delayed": (
