@@ -23,6 +23,7 @@ import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.tables import Part, as_html, as_text
+from lsai_lab.predictions import plan_asked as plan_asked_module
 from lsai_lab.predictions.plan_asked import shown_tries
 
 RECORDED = "h100/memory.bf16"
@@ -442,7 +443,7 @@ print(len(seen.top_kernels) > 0, len(repr(seen.plot())) < 400)
 
 
 def test_the_tries_of_a_plan_are_shown_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsai_lab.predictions.plan_asked._QUIET_S", 0)
+    monkeypatch.setattr(plan_asked_module, "_QUIET_S", 0)
     with shown_tries(shown := io.StringIO(), hidden=False) as on_next:
         for left in (9, 5, 4):
             time.sleep(0.15)

@@ -3,6 +3,7 @@ here, for settings, columns, results, attributes and functions."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,31 @@ def test_what_others_call_so_is_told_by_its_name_here(empty: Path, wrong: Any, s
         wrong()
     assert said in str(error.value)
     assert len(error.value._render_traceback_()) == 1
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("claims", "did you mean claims_table?; !lsai claims is a command"),
+        ("runs", "did you mean load?; !lsai runs is a command"),
+        ("presets", 'within lab.predict("'),
+        ("variants", "lab.study"),
+        ("gpus", "lab.predict"),
+        ("report", "!lsai report"),
+        ("largest_batch", 'largest="batch"'),
+        ("techniques", "'techniques'; !lsai techniques is a command"),
+        ("doctor", "'doctor'; !lsai doctor is a command"),
+        ("probe", "'probe'; !lsai probe is a command"),
+        ("find_batch", "'find_batch'; !lsai find-batch is a command"),
+        ("xyzzy", "the Tab key behind lab. lists what there is"),
+    ],
+)
+def test_a_first_guess_is_answered_alike_at_any_time(name: str, said: str) -> None:
+    importlib.import_module("lsai_lab.claims.declared")
+    importlib.import_module("lsai_lab.report.load")
+    with pytest.raises(UnknownName) as error:
+        getattr(lab, name)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

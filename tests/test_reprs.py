@@ -13,6 +13,7 @@ from conftest import write_run
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
+from lsai_lab.interactive import curves as curves_module
 from lsai_lab.runs.plain import in_frame
 
 RECORDED = "h100/memory.bf16"
@@ -67,7 +68,7 @@ def test_curves_and_comparisons_take_lists_and_frames(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("lsai_lab.interactive.curves.figure", lambda fig, **_: drawn.append(fig))
+    monkeypatch.setattr(curves_module, "figure", lambda fig, **_: drawn.append(fig))
     two = [RECORDED, "h100/memory.baseline"]
     rows = lab.recorded("memory").query("part == 'train' and machine == 'h100' and repeat == 0")
     lab.curves(two)

@@ -183,6 +183,7 @@ OTHER_WORDS = {
     "open_run": "create_run new_run start start_run train",
     "find_run": "get_run",
     "load": "list_runs runs",
+    "claims_table": "claims",
     "compare": "diff",
     "curves": "plot",
     "predict": "estimate fits memory will_fit",

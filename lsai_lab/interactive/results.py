@@ -50,6 +50,9 @@ class Results(dict[str, Any]):
             return self[name]
         raise UnknownName(f"the run has no result {name!r}{hint(name, self)}")
 
+    def __dir__(self) -> list[str]:
+        return [name for name in self if name.isidentifier()]
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
