@@ -13,6 +13,7 @@ from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of
 from lsai_lab.runs.difference import Difference, difference, differing
 from lsai_lab.runs.find import machine_of, opened
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.records import Run, name_in
 
 _HEADS = ("what", "first", "second", "second / first")
@@ -30,7 +31,7 @@ class Comparison(Shown):
         self.rest = self._frame(self._found.rest)
 
     def _frame(self, keys: list[str]) -> pd.DataFrame:
-        return pd.DataFrame([self._found.beside(key) for key in keys], columns=list(_HEADS))
+        return Frame([self._found.beside(key) for key in keys], columns=list(_HEADS))
 
     def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> None:
         """Draw both runs' curves: see `lab.curves`."""

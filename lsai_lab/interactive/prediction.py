@@ -23,8 +23,17 @@ from lsai_lab.predictions.asked import Source, asked_for, describe, sharded_over
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
 from lsai_lab.report.load import AnyRun
 from lsai_lab.report.predicted import config as config_of_run
+from lsai_lab.runs.frames import Frame, Values
 
 _LARGEST = ("batch", "length")
+# The columns of a frame, by what a table for people calls them.
+_COLUMNS = {
+    "GPU": "gpu",
+    "memory GiB": "memory_gib",
+    "step s": "step_s",
+    "tokens/s": "tokens_per_s",
+}
+_WORDS = {name: words for words, name in _COLUMNS.items()}
 
 
 class Predicted(Shown):
@@ -37,9 +46,9 @@ class Predicted(Shown):
         self.peak_gib: float = found["peak_gib"]
         self.needs_gib: float = found["needs_gib"]
         self.host_gib: float = found["host_gib"]
-        self.parts = pd.Series(found["parts_gib"], name="GiB")
-        self.phases = pd.Series(found["phases_gib"], name="GiB")
-        self.gpus = pd.DataFrame(found["gpus"])
+        self.parts = Values(found["parts_gib"], name="GiB")
+        self.phases = Values(found["phases_gib"], name="GiB")
+        self.gpus = Frame(found["gpus"]).rename(columns=_COLUMNS)
 
     @property
     def batch_size(self) -> int:
@@ -50,6 +59,23 @@ class Predicted(Shown):
     def seq_len(self) -> int:
         """Tokens of a sequence."""
         return self.config.seq_len
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step on the one GPU; None where none is known. UserError for several."""
+        return self._of_one("step_s")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all GPUs together, on the one kind of GPU; None where none is known. UserError for
+        several."""
+        return self._of_one("tokens_per_s")
+
+    def _of_one(self, name: str) -> float | None:
+        if len(self.gpus) > 1:
+            raise UserError(f"{name} is one number a GPU: see .gpus, or name a GPU")
+        found = self.gpus[name].iloc[0]
+        return None if pd.isna(found) else float(found)
 
     @property
     def fits(self) -> bool:
@@ -66,7 +92,7 @@ class Predicted(Shown):
         return [
             Part(self.answer, note=about),
             Part(f"Peak of {self.peak_gib:.2f} GiB; {needs}", ("cause", "GiB"), parts),
-            Part("", list(gpus.columns), rows),
+            Part("", [_WORDS.get(name, name) for name in gpus.columns], rows),
         ]
 
 

@@ -38,6 +38,7 @@ from lsai_lab.runs.difference import RESULTS
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, has_begun, opened
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Summary, annotate, name_in
@@ -152,13 +153,13 @@ class Run(Shown):
     def steps(self) -> pd.DataFrame:
         """One row for each step, as `lab.steps` gives it, or for each point of a measurement, that
         is done; while the run goes on, too."""
-        frame = load.steps(self) if self._has_steps else pd.DataFrame()
-        return frame if len(frame) else records.read_metrics(self.folder)
+        frame = load.steps(self) if self._has_steps else Frame()
+        return frame if len(frame) else Frame(records.read_metrics(self.folder))
 
     @property
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time. UserError if nothing was traced."""
-        return load.kernels(self.folder)
+        return Frame(load.kernels(self.folder))
 
     @property
     def memory(self) -> pd.DataFrame:
@@ -179,7 +180,7 @@ class Run(Shown):
                 f"{self.id.folder} measured no memory; set profile.memory_steps above 0"
             )
         whole = ("whole step", results["mem_peak_allocated_gib"])
-        return pd.DataFrame([*rows, whole], columns=["phase", "peak_gib"])
+        return Frame([*rows, whole], columns=["phase", "peak_gib"])
 
     @property
     def results(self) -> Results:
