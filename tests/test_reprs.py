@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from conftest import write_run
 
 import lsai_lab as lab
@@ -125,3 +126,47 @@ def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) 
 def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
     for function in (lab.curves, lab.compare, lab.find_run, lab.predict, lab.steps):
         assert "collections.abc" not in str(inspect.signature(function)), function
+
+
+def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
+    empty: Path,
+) -> None:
+    found = lab.predict("llama3-8b", "h100")
+    run, both = lab.find_run(RECORDED), lab.compare(RECORDED, "h200/memory.bf16")
+    for frame, text in (
+        (found.parts, "14.958\n"),
+        (found.phases, "forward     60.504"),
+        (found.gpus, "tokens_per_s"),
+        (run.memory, "7.0941"),
+        (run.steps, "1,175.1"),
+        (both.results, "449,552"),
+    ):
+        assert text in repr(frame), repr(frame)
+    assert {"gpu", "memory_gib", "step_s", "tokens_per_s"} <= {*found.gpus}
+    assert found.tokens_per_s == found.gpus["tokens_per_s"][0] and 0 < (found.step_s or 0) < 10
+    assert "Peak of 60.504 GiB" in repr(found), "as many digits as its parts have"
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: lab.predict("lab-tiny").parts["weigths"], "no 'weigths'; did you mean weights"),
+        (lambda: lab.predict("lab-tiny").phases.forwards, "did you mean forward"),
+        (lambda: lab.find_run(RECORDED).memory["peak"], "no column 'peak'; did you mean peak_gib"),
+        (lambda: lab.recorded("memory").dropna(subset=["los"]), "did you mean loss"),
+        (lambda: lab.predict("lab-tiny").step_s, "step_s is one number a GPU: see .gpus"),
+    ],
+)
+def test_a_wrong_name_in_an_inner_frame_is_one_line(empty: Path, wrong: Any, said: str) -> None:
+    with pytest.raises((KeyError, AttributeError, UserError)) as error:
+        wrong()
+    assert said in str(error.value) and len(error.value._render_traceback_()) == 1
+
+
+def test_an_empty_frame_says_so(empty: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    seen = lab.watch(layer, torch.optim.SGD(layer.parameters(), 0.1))
+    assert repr(seen.memory) == "no values"
+    assert repr(seen.top_kernels) == "no rows; columns: name, class, ms, calls"
+    assert "no rows; columns: name" in seen.top_kernels._repr_html_()
+    assert repr(lab.compare(RECORDED, RECORDED).settings).startswith("no rows; columns: what")

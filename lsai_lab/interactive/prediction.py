@@ -13,7 +13,7 @@ from torch import nn
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part
+from lsai_core.base.tables import Part, value
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
@@ -26,14 +26,8 @@ from lsai_lab.report.predicted import config as config_of_run
 from lsai_lab.runs.frames import Frame, Values
 
 _LARGEST = ("batch", "length")
-# The columns of a frame, by what a table for people calls them.
-_COLUMNS = {
-    "GPU": "gpu",
-    "memory GiB": "memory_gib",
-    "step s": "step_s",
-    "tokens/s": "tokens_per_s",
-}
-_WORDS = {name: words for words, name in _COLUMNS.items()}
+# What a table for people calls the columns of `gpus`.
+_WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_per_s": "tokens/s"}
 
 
 class Predicted(Shown):
@@ -48,7 +42,9 @@ class Predicted(Shown):
         self.host_gib: float = found["host_gib"]
         self.parts = Values(found["parts_gib"], name="GiB")
         self.phases = Values(found["phases_gib"], name="GiB")
-        self.gpus = Frame(found["gpus"]).rename(columns=_COLUMNS)
+        self.gpus = Frame(found["gpus"]).rename(
+            columns={words: name for name, words in _WORDS.items()}
+        )
 
     @property
     def batch_size(self) -> int:
@@ -88,10 +84,10 @@ class Predicted(Shown):
         parts = [(name, size) for name, size in self.parts.items() if size]
         gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
         rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
-        needs = f"the allocator needs {self.needs_gib:.2f} GiB"
+        needs = f"the allocator needs {value(self.needs_gib)} GiB"
         return [
             Part(self.answer, note=about),
-            Part(f"Peak of {self.peak_gib:.2f} GiB; {needs}", ("cause", "GiB"), parts),
+            Part(f"Peak of {value(self.peak_gib)} GiB; {needs}", ("cause", "GiB"), parts),
             Part("", [_WORDS.get(name, name) for name in gpus.columns], rows),
         ]
 

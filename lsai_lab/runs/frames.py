@@ -162,13 +162,7 @@ class Values(pd.Series):
 
 
 for _name in (
-    "__getitem__",
-    "drop",
-    "dropna",
-    "groupby",
-    "pivot_table",
-    "query",
-    "set_index",
+    *("__getitem__", "drop", "dropna", "groupby", "pivot_table", "query", "set_index"),
     "sort_values",
 ):
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
