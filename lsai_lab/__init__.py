@@ -137,7 +137,7 @@ def __getattr__(name: str) -> Any:
     if name == "lab":  # `from lsai_lab import lab`
         return sys.modules[__name__]
     if name == "style":
-        return _imported("lsai_lab.report.style").apply_style
+        return checked_call(_imported("lsai_lab.report.style").apply_style, "lab.style")
     if name in _MODULES:
         return _face(_MODULES[name], name)
     said = f"module 'lsai_lab' has no attribute {name!r}"

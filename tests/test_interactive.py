@@ -138,7 +138,10 @@ def test_nothing_that_is_shown_is_markup() -> None:
             lambda: lab.find_run(RECORDED).execute(),
             "in a size for this machine: lab.open_run('memory', 'bf16', p",
         ),
-        (lambda: lab.find_run(RECORDED).annotate(nam="x"), "no 'nam' to set; did you mean name"),
+        (
+            lambda: lab.find_run(RECORDED).annotate(nam="x"),
+            "annotate takes no 'nam'; did you mean name",
+        ),
         (lambda: lab.find_run(RECORDED).annotate(note="x"), "it keeps what it was recorded with"),
     ],
 )

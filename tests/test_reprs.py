@@ -138,7 +138,7 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
         (found.phases, "forward     60.504"),
         (found.gpus, "tokens_per_s"),
         (run.memory, "7.0941"),
-        (run.steps, "1,175.1"),
+        (run.steps, "1175.1"),
         (both.results, "449,552"),
     ):
         assert text in repr(frame), repr(frame)

@@ -83,15 +83,17 @@ def plan(
     require_numbers({"budget": budget, "margin": margin or None}, Real, "a number above 0")
     named = {"study": study, "variant": variant, "hf": hf, "profile": profile}
     with said_in_python():
+        words = gpu_words(gpu, what)
         source = source_of(what, named)
         if not isinstance(source, Source):
-            raise UserError(f"a plan is made for a preset, a study's variant or hf, not for {what}")
+            said = what if isinstance(what, str) else f"a {type(what).__name__}"
+            raise UserError(f"a plan is made for a preset, a study's variant or hf, not for {said}")
         question = ask(
             source,
             as_nested(overrides or {}),
             tokens=tokens,
             seq_len=seq_len,
-            gpu=gpu_words(gpu),
+            gpu=words,
             gpus=gpus,
             budget=budget,
             numerics=numerics,

@@ -14,7 +14,7 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of
@@ -93,7 +93,7 @@ class Predicted(Shown):
 
 
 def predict(
-    what: str | TrainConfig | AnyRun | None = None,
+    what: str | TrainConfig | ModelConfig | AnyRun | None = None,
     gpu: str | float | None = None,
     *,
     study: str | None = None,
@@ -108,12 +108,13 @@ def predict(
     """Peak memory by cause and time of a step, computed without a GPU.
 
     `what`: a preset (`"llama3-8b"`, in bf16 and compiled), else `"study.variant"`, a training run
-    (as `lab.find_run` finds it), the folder or file of a Hugging Face config, or a TrainConfig; or
-    name a `study` and `variant`, or that folder with `hf`. `gpu`: a name as in `lsai predict`, or
-    its memory ("24GiB", or 24); None: all known ones. `gpus`: sharded over so many. `overrides`:
-    settings with dots. `passport`: a file of `lsai probe`, for the device that it was measured on,
-    at its rates. `largest`: the largest batch, or longest sequence, that fits one GPU, this
-    machine's if none is named. Raises UserError for what cannot be predicted.
+    (as `lab.find_run` finds it), the folder or file of a Hugging Face config, a TrainConfig, or a
+    ModelConfig, as of a preset; or name a `study` and `variant`, or that folder with `hf`. `gpu`: a
+    name as in `lsai predict`, or its memory ("24GiB", or 24); None: all known ones. `gpus`: sharded
+    over so many. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the
+    device that it was measured on, at its rates. `largest`: the largest batch, or longest sequence,
+    that fits one GPU, this machine's if none is named. Raises UserError for what cannot be
+    predicted.
     """
     require_numbers({"gpus": gpus}, Integral, "a whole number of at least 1")
     if largest is not None and largest not in _LARGEST:
@@ -130,7 +131,7 @@ def predict(
         )
     with said_in_python():
         measured = None if passport is None else Path(passport)
-        targets = asked_for(gpu_words(gpu), measured, largest is not None)
+        targets = asked_for(gpu_words(gpu, what), measured, largest is not None)
         source = source_of(what, named)
         changes = as_nested(overrides or {})
         if isinstance(source, Source):

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from tokenizers import Tokenizer
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import Known, UnknownName, UserError
 from lsai_core.base.files import flatten
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
-from lsai_lab.interactive.planning import ABOUT, checked_about
+from lsai_lab.interactive.planning import checked_about
 from lsai_lab.interactive.results import Ended, Results, unfolded
 from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
@@ -72,6 +72,17 @@ class Run(Shown):
         self.label: str = plan.get("label") or self.id.variant
         self.command: str = plan.get("command") or found.summary.command
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "command" in vars(self) and not hasattr(type(self), name) and name not in vars(self):
+            said = "run.annotate(name=..., tags=..., note=...) says what it is called"
+            raise UnknownName(f"a run has no {name!r} to set; {said}")
+        super().__setattr__(name, value)
+
+    def _elsewhere(self, name: str) -> str:
+        if "command" in vars(self) and name in self.record.summary.results:
+            return f"it is run.results.{name}"
+        return f'it is run.steps["{name}"], step by step' if name in load.STEPS else ""
+
     @property
     def record(self) -> records.Run:
         """All files of the run as they are now; without an end its outcome is `unfinished`."""
@@ -86,7 +97,7 @@ class Run(Shown):
     @property
     def env(self) -> dict[str, Any]:
         """The machine and the software that the run had; of one that has not begun, these here."""
-        return self.record.env or environment()
+        return Known(self.record.env or environment())
 
     @property
     def name(self) -> str | None:
@@ -103,10 +114,11 @@ class Run(Shown):
         """A person's note."""
         return self.record.plan.get("note")
 
-    def annotate(self, **about: Any) -> None:
-        """Set `name`, `tags` or `note`. UserError for anything else, and for a recorded run."""
-        if unknown := [key for key in about if key not in ABOUT]:
-            raise UserError(f"a run has no {unknown[0]!r} to set{hint(unknown[0], ABOUT)}")
+    def annotate(self, *, name: Any = ..., tags: Any = ..., note: Any = ...) -> None:
+        """Set `name`, `tags` or `note`; what is left out stays. UserError for anything but texts,
+        and for a recorded run."""
+        given = {"name": name, "tags": tags, "note": note}
+        about = {key: value for key, value in given.items() if value is not ...}
         if self._is_recorded:
             raise UserError(f"{self.folder} is a recorded run; it keeps what it was recorded with")
         annotate(self.folder, **checked_about(about))
@@ -221,9 +233,17 @@ class Run(Shown):
         """The tokenizer that was exported with the model."""
         return load_run_tokenizer(self)
 
-    def generate(self, prompt: str, tokens: int = 40, **options: Any) -> Generated:
+    def generate(
+        self,
+        prompt: str,
+        tokens: int = 40,
+        *,
+        temperature: float = 0.8,
+        seed: int = 0,
+        model: Transformer | None = None,
+    ) -> Generated:
         """Text that the trained model writes after `prompt`; see `lab.generate`."""
-        return generate(self, prompt, tokens, **options)
+        return generate(self, prompt, tokens, temperature=temperature, seed=seed, model=model)
 
     def execute(
         self, again: bool = False, live: bool | None = None, beside: Iterable[AnyRun] = ()

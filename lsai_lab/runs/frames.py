@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import UnknownName, hint, no_column
+from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
 from lsai_core.base.tables import Part, as_text, value
 
 WIDE = 20  # columns; with more, the first ones are shown
@@ -18,14 +18,8 @@ _JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  
 _QUOTED = re.compile(r"'([^']+)'")
 
 
-class NoColumn(KeyError):
+class NoColumn(UnknownKey):
     """A column that is not there, in one line with the nearest names."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"error: {self}"]
 
 
 def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
