@@ -4,17 +4,20 @@ terminal."""
 from __future__ import annotations
 
 import inspect
+import io
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
 from conftest import write_run
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
-from lsai_lab.interactive import curves as curves_module
 from lsai_lab.runs.plain import in_frame
 
 RECORDED = "h100/memory.bf16"
@@ -65,15 +68,10 @@ def test_mfu_above_its_peak_says_why(empty: Path) -> None:
     assert "above" not in repr(lab.find_run(other).results)
 
 
-def test_curves_and_comparisons_take_lists_and_frames(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(curves_module, "figure", lambda fig, **_: drawn.append(fig))
+def test_curves_and_comparisons_take_lists_and_frames(empty: Path) -> None:
     two = [RECORDED, "h100/memory.baseline"]
     rows = lab.recorded("memory").query("part == 'train' and machine == 'h100' and repeat == 0")
-    lab.curves(two)
-    lab.curves(rows.head(3))
+    drawn = [lab.curves(two), lab.curves(rows.head(3))]
     assert [len(fig.axes[0].lines) for fig in drawn] == [2, 3]
     assert repr(lab.compare(two)) == repr(lab.compare(*two))
     assert "baseline" in repr(lab.compare(rows.head(2)))
@@ -82,6 +80,26 @@ def test_curves_and_comparisons_take_lists_and_frames(
             wrong()
     with pytest.raises(UserError, match="a picture takes at most 20"):
         lab.curves(lab.recorded("memory"))
+
+
+def test_a_picture_is_returned_and_shown_once(empty: Path) -> None:
+    shell = InteractiveShell.instance()
+    run, rows = lab.find_run(RECORDED), pd.DataFrame({"a": ["x"], "b": [1.0]})
+    for fig in (
+        lab.curves(RECORDED, "h200/memory.bf16"),
+        run.plot(),
+        lab.compare(RECORDED, "h100/memory.baseline").plot(),
+        lab.bars(rows, "a", "b", axis="b"),
+        lab.panels(2)[0],
+    ):
+        fig.savefig(io.BytesIO())
+        assert plt.fignum_exists(fig.number), "open: a cell that goes on shows it below"
+        with capture_output() as shown:
+            shell.display_formatter.format(fig)
+        assert [*shown.outputs[0].data] == ["image/svg+xml", "image/png", "text/plain"]
+        assert len(shown.outputs) == 1 and not plt.fignum_exists(fig.number), "never again"
+    for axes in lab.curves(RECORDED, "h200/memory.bf16").axes:
+        assert axes.get_legend() is None, "a legend within the axes covers curves"
 
 
 def test_a_table_in_a_terminal_has_no_entities(empty: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
@@ -33,9 +34,9 @@ class Comparison(Shown):
     def _frame(self, keys: list[str]) -> pd.DataFrame:
         return Frame([self._found.beside(key) for key in keys], columns=list(_HEADS))
 
-    def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> None:
+    def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> Figure:
         """Draw both runs' curves: see `lab.curves`."""
-        curves(*(run.folder for run in self._runs), y=y, x=x)
+        return curves(*(run.folder for run in self._runs), y=y, x=x)
 
     def shown(self) -> list[Part]:
         """The two runs; settings; results; the rest folded."""

@@ -47,6 +47,8 @@ from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import is_held
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lsai_lab.interactive.curves import LiveCurves
     from lsai_lab.report.show import Picture
 
@@ -204,7 +206,7 @@ class Run(Shown):
             words = "has no results yet: run.execute() does the work"
             raise UserError(f"{self.id.folder} {words}, run.steps shows what is done") from None
 
-    def plot(self, *columns: str, x: str = "step") -> None:
+    def plot(self, *columns: str, x: str = "step") -> Figure | None:
         """Draw columns of `steps` (default: the loss and the speed) against the step or another
         column; of a run without training steps a line says so. UserError for an unknown column."""
         from lsai_lab.interactive.curves import curves
@@ -215,6 +217,7 @@ class Run(Shown):
             "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
         )
         print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
+        return None
 
     def timeline(self) -> Picture:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be
