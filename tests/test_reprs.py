@@ -18,6 +18,7 @@ from IPython.utils.capture import capture_output
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
+from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.plain import in_frame
 
 RECORDED = "h100/memory.bf16"
@@ -139,6 +140,18 @@ def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) 
     assert "449,552 tokens/s, 4.1193 val loss, 7.0941 peak GiB" in html
     comparison = lab.compare(RECORDED, "h100/memory.baseline")._repr_html_()
     assert '<th style="text-align:left">what</th><th>first</th>' in comparison
+
+
+def test_a_runs_line_says_what_makes_it_itself(empty: Path) -> None:
+    batch = lab.find_run("h100/memory.baseline.batch")
+    assert "ok, 305 max batch, /" in repr(batch)
+    told = {"outcome": "oom", "reason": "CUDA out of memory. " * 40}
+    assert "…, /" in repr(lab.find_run(write_run(empty, "memory", "bf16", **told)))
+    changed = lab.open_run("memory", "bf16", overrides={"steps": 7, "optim.lr": 0.01})
+    said = "(bf16 autocast), overrides steps: 7, optim.lr: 0.01, planned"
+    assert said in repr(changed)
+    command = "lsai train --set steps=3 --set optim.lr=1e-3"
+    assert overrides_in(command) == "steps=3, optim.lr=1e-3"
 
 
 def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:

@@ -27,14 +27,14 @@ from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.planning import checked_about
-from lsai_lab.interactive.results import Ended, Results, unfolded
+from lsai_lab.interactive.results import Ended, Results, in_short, unfolded
 from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import repo_root
 from lsai_lab.report import load
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
-from lsai_lab.runs.difference import RESULTS
+from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, has_begun, opened
@@ -352,7 +352,8 @@ class Run(Shown):
         """What it is and how it stands; settings and machine folded."""
         about: dict[str, Any] = {
             "state": self.state,
-            "results": self._headlines(),
+            "results": in_short(self.record.summary.results, _FIRST),
+            "overrides": overrides_in(self.command),
             "name": self.name,
             "tags": " ".join(self.tags),
         }
@@ -364,12 +365,6 @@ class Run(Shown):
         facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
         yield Part("The machine", ("fact", "value"), facts, folded=True)
 
-    def _headlines(self) -> str:
-        """The first results in a line, as far as there are some."""
-        results = self.record.summary.results
-        there = [(name, results.get(name)) for name in _FIRST]
-        return ", ".join(f"{value(found)} {RESULTS[name]}" for name, found in there if found)
-
     def _settings(self) -> list[tuple[str, Any]]:
         """The settings that differ from their defaults; all, where today's words differ."""
         try:
@@ -379,10 +374,11 @@ class Run(Shown):
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        speed = self.record.summary.results.get("tokens_per_s")
-        said = f", {value(speed)} tokens/s" if speed else ""
         about = f"{self.id.study}.{self.id.name}{name} ({self.label})"
-        return f"{about}, {self.state}{said}, {self.folder}"
+        found = in_short(self.record.summary.results, ("tokens_per_s", "largest_batch"))
+        changed = overrides_in(self.command)
+        told = (changed and f"overrides {changed}", value(self.state), found, str(self.folder))
+        return ", ".join([about, *filter(None, told)])
 
     def _repr_markdown_(self) -> str:
         return unfolded(self.shown())
