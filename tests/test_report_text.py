@@ -229,3 +229,10 @@ def test_no_cell_of_a_csv_is_a_formula() -> None:
             *words[5:],
         ]
         assert (read["number"] == -1.5).all()
+
+
+def test_a_sentence_that_begins_with_an_address_is_shown_not_opened(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lab.say("http&#58;//evil.example/")
+    assert "http&#58;//evil.example/" in capsys.readouterr().out

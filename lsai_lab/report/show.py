@@ -173,7 +173,8 @@ def say(markdown: str, box: str = "") -> None:
     from IPython.display import display
 
     text = "\n> ".join(f"> **{box}.** {markdown}".split("\n")) if box else markdown
-    display(Markdown(text))  # type: ignore[no-untyped-call]
+    # IPython's Markdown would open a text that begins with `http`.
+    display({"text/markdown": text, "text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def run_link(text: object, run: AnyRun) -> str:
