@@ -83,7 +83,8 @@ class Run(Shown):
     def _elsewhere(self, name: str) -> str:
         if "command" in vars(self) and name in self.record.summary.results:
             return f"it is run.results.{name}"
-        return f'it is run.steps["{name}"], step by step' if name in load.STEPS else ""
+        is_column = name in load.STEPS and name != "step"
+        return f'it is run.steps["{name}"], step by step' if is_column else ""
 
     @property
     def record(self) -> records.Run:
