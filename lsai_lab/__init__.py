@@ -58,13 +58,14 @@ From frames to frames and numbers:
 What single chapters compute (`help("lsai_lab.chapters")` lists it) is there, too: `lab.<name>`.
 """
 
+import difflib
 import functools
 import importlib
 import inspect
 import sys
 from typing import Any
 
-from lsai_core.base.errors import UnknownName, UserError, hint, not_installed
+from lsai_core.base.errors import UnknownName, UserError, did_you_mean, not_installed
 from lsai_core.base.shown import checked_call
 from lsai_lab.chapters import NAMES
 
@@ -135,13 +136,43 @@ def __getattr__(name: str) -> Any:
     if name == "lab":  # `from lsai_lab import lab`
         return sys.modules[__name__]
     if name == "style":
-        return _imported("lsai_lab.report.style").apply_style
+        return checked_call(_imported("lsai_lab.report.style").apply_style, "lab.style")
     if name in _MODULES:
         return _face(_MODULES[name], name)
-    meant = hint(name, [*__all__, *_MODULES]) if name[:1] != "_" else ""
-    meant = "; lab.open_run opens a run, lab.find_run one that is there" if name == "run" else meant
-    wrong = AttributeError if name[:1] == "_" else UnknownName
-    raise wrong(f"module 'lsai_lab' has no attribute {name!r}{meant}")
+    said = f"module 'lsai_lab' has no attribute {name!r}"
+    if name[:1] == "_":
+        raise AttributeError(said)
+    raise UnknownName(f"{said}; {_meant(name)}")
+
+
+# What people look for here that is no function of its own.
+_ELSEWHERE = {
+    "gpus": 'within lab.predict("llama3-8b", " the Tab key lists them',
+    "largest_batch": 'lab.predict("llama3-8b", "h100", largest="batch") predicts it',
+    "longest": 'lab.predict("llama3-8b", "h100", largest="length") predicts it',
+    "presets": 'within lab.predict(" the Tab key lists them',
+    "report": "!lsai report makes the pages",
+    "run": "lab.open_run opens a run, lab.find_run one that is there",
+    "variants": 'lab.study("memory").variants has those of a study',
+}
+
+
+def _meant(name: str) -> str:
+    """What a name that is not there may mean: one that the Tab key shows, or a command."""
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    from lsai_lab.cli.app import COMMANDS
+
+    command = name.replace("_", "-")
+    ways = [did_you_mean(name, __all__) or _of_chapters(name)]
+    ways += [f"!lsai {command} is a command"] if command in COMMANDS else []
+    return "; ".join(filter(None, ways)) or "the Tab key behind lab. lists what there is"
+
+
+def _of_chapters(name: str) -> str:
+    """A name of the chapters that is spelt almost so."""
+    near = difflib.get_close_matches(name, _MODULES, n=1, cutoff=0.8)
+    return did_you_mean(name, near)
 
 
 def __dir__() -> list[str]:

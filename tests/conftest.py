@@ -235,12 +235,14 @@ def dataset(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.fixture
 def titan_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchtitan runs without a GPU, where it is installed (also in a folder of its own)."""
+    from lsai_lab.peers import run as run_module
     from lsai_lab.peers.config import PeerConfig
     from lsai_lab.peers.run import adapter
 
     monkeypatch.setattr(PeerConfig, "needs_gpu", False)
     monkeypatch.setattr(
-        "lsai_lab.peers.run.adapter",
+        run_module,
+        "adapter",
         lambda config, version: adapter(config, version) and "titan_cpu",
     )
     given = os.environ.get("PYTHONPATH", "")

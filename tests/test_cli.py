@@ -16,6 +16,7 @@ from conftest import CHECKOUT, Hazards, Project, write_run
 
 from lsai_core.config.train import ModelConfig
 from lsai_lab.cli import app
+from lsai_lab.cli import prediction as prediction_module
 from lsai_lab.data.dataset import Dataset
 from lsai_lab.runs.session import Session
 
@@ -161,7 +162,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lsai_lab.cli.prediction.cached_on_disk", interrupted)
+    monkeypatch.setattr(prediction_module, "cached_on_disk", interrupted)
     code, _, err = shared.lsai("predict", "--model", "lab-tiny")
     assert (
         code == 130

@@ -13,7 +13,9 @@ from conftest import write_run
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
+import lsai_core
 import lsai_lab as lab
+from lsai_core import ModelConfig, TrainConfig, simulated_gpu
 
 RECORDED = "h100/memory.bf16"
 
@@ -29,6 +31,11 @@ def shell(empty: Path) -> InteractiveShell:
     runs = lab.recorded("memory").query("part == 'train'")
     rows = pd.DataFrame({"machine": ["h100"], "variant": ["bf16"], "tokens_per_s": [1.0]})
     both = lab.compare(RECORDED, "h200/memory.bf16")
+    with simulated_gpu("24GiB") as gpu:
+        pass
+    shell.user_ns.update(lsai_core=lsai_core, simulated_gpu=simulated_gpu, gpu=gpu)
+    shell.user_ns.update(TrainConfig=TrainConfig, ModelConfig=ModelConfig, row=runs.iloc[0])
+    shell.user_ns["p"] = lab.predict("lab-tiny", "24GiB")
     shell.user_ns.update(lab=lab, runs=runs, rows=rows, both=both, run=lab.find_run(RECORDED))
     lab._offer_names()
     return shell
@@ -111,6 +118,21 @@ def offered(shell: InteractiveShell, text: str) -> list[str]:
         ('lab.open_run("memory", "bf16", tags=["lon', "long"),
         ('lab.study("memory").var', "variants"),
         ('lab.config("h100/memory.bf16").', "seq_len"),
+        ("gpu.peak_al", "peak_allocated_gib"),
+        ('simulated_gpu("h20', "H200"),
+        ('lsai_core.simulated_gpu("h20', "H200"),
+        ('lsai_core.find_gpu("h20', "H200"),
+        ("TrainConfig(precision='bf16_a", "bf16_autocast"),
+        ("ModelConfig(preset='llama3.2", "llama3.2-1b"),
+        ('TrainConfig(model={"pre', "preset"),
+        ('TrainConfig(model={"preset": "llama3.2', "llama3.2-1b"),
+        ('p.parts["we', "weights"),
+        ('p.phases["', "forward"),
+        ('row["tokens_per_s_per', "tokens_per_s_per_gpu"),
+        ("run.results.tokens_per_s_per", "tokens_per_s_per_gpu"),
+        ("runs[runs.variant=='flash_g", "flash_gradcp"),
+        ("runs[runs.variant.isin(['flash_g", "flash_gradcp"),
+        ("runs[runs['variant'].isin(['bf16', 'flash_g", "flash_gradcp"),
         ("lab.load('speed')  # it's\nlab.load(\"mem", "memory"),
     ],
 )
@@ -136,6 +158,14 @@ def test_no_magic_and_no_file_stands_where_a_name_is_wanted(shell: InteractiveSh
         assert offered(shell, text) == [""]
 
 
+def test_series_and_frames_offer_their_names_in_their_order(shell: InteractiveShell) -> None:
+    assert offered(shell, 'p.phases["') == ["forward", "backward", "optimizer"]
+    assert (
+        offered(shell, 'runs["')[:2] == offered(shell, 'runs.query("')[:2] == ["machine", "study"]
+    )
+    assert not {"clear", "popitem"} & {*offered(shell, "run.results.")}
+
+
 def test_what_a_base_class_has_is_not_offered(shell: InteractiveShell) -> None:
     for text in ('lab.study("memory").', 'lab.config("h100/memory.bf16").'):
         assert not {"model_fields", "model_dump", "construct"} & {*offered(shell, text)}
@@ -154,6 +184,7 @@ def test_nothing_of_a_persons_own_is_called(shell: InteractiveShell) -> None:
         lambda: lab.find_run(RECORDED).results,
         lambda: lab.compare(RECORDED, "h200/memory.bf16"),
         lambda: lab.predict("lab-tiny", "24GiB"),
+        lambda: simulated_gpu("24GiB"),
         lambda: lab.study("memory"),
         lambda: lab.config(RECORDED),
         lambda: lab,

@@ -19,6 +19,7 @@ from test_data import documents_of, quick, texts
 
 from lsai_core.base.errors import UserError
 from lsai_lab.data import Dataset
+from lsai_lab.data import local as local_module
 from lsai_lab.data.documents import SPLITS
 from lsai_lab.runs.inputs import resolved_paths
 
@@ -106,7 +107,7 @@ def test_compressed_plain_text_is_cut_as_it_is_uncompressed(tmp_path: Path, suff
 
 
 def test_a_large_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsai_lab.data.local.BUFFER", 1000)
+    monkeypatch.setattr(local_module, "BUFFER", 1000)
     items = [*texts(50), "długi " * 5000, *texts(20, seed=1)]
     (tmp_path / "a.json").write_bytes(array(items))
     dataset = quick(tmp_path / "a.json", tmp_path / "root")

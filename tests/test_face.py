@@ -21,7 +21,7 @@ from conftest import CHECKOUT, Project, write_run
 
 import lsai_core
 import lsai_lab
-import lsai_lab.chapters
+from lsai_lab import chapters
 from lsai_lab.report.load import ABOUT, IDENTITY
 from lsai_lab.runs.chapters import book_settings
 from lsai_lab.runs.result_names import NAMES
@@ -118,12 +118,10 @@ def test_every_public_name_is_there_and_in_the_docstring(face: ModuleType) -> No
 def test_completion_offers_few_names_and_chapters_find_theirs() -> None:
     """What chapters alone use is explained in their room, and a typo is led to it, too."""
     assert dir(lsai_lab) == sorted(lsai_lab.__all__) and len(lsai_lab.__all__) <= 45
-    names = {name for of_module in lsai_lab.chapters.NAMES.values() for name in of_module}
+    names = {name for of_module in chapters.NAMES.values() for name in of_module}
     assert not names & {*lsai_lab.__all__}
     for name in names:
-        assert hasattr(lsai_lab, name) and re.search(rf"\b{name}\b", lsai_lab.chapters.__doc__), (
-            name
-        )
+        assert hasattr(lsai_lab, name) and re.search(rf"\b{name}\b", chapters.__doc__), name
     with pytest.raises(AttributeError, match="did you mean waterfall"):
         _ = lsai_lab.waterfal
 

@@ -11,9 +11,10 @@ import pytest
 from conftest import write_run
 from IPython.core.interactiveshell import InteractiveShell
 
+import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import OTHER_WORDS, UnknownName, UserError, nearest
-from lsai_core.base.shown import Shown
+from lsai_core.base.shown import Shown, WrongCall
 from lsai_core.config.strict import dotted
 from lsai_core.config.train import TrainConfig
 from lsai_lab.interactive.run import Run
@@ -46,6 +47,16 @@ def runs() -> pd.DataFrame:
         (lambda: lab.find_run(RECORDED).results.perplexity, "did you mean validation_perplexity?"),
         (lambda: lab.find_run(RECORDED).status, "did you mean outcome or state?"),
         (lambda: lab.find_run(RECORDED).metrics, "did you mean results?"),
+        (lambda: lab.find_run(RECORDED).tokens_per_s, "it is run.results.tokens_per_s"),
+        (lambda: lab.find_run(RECORDED).loss, 'it is run.steps["loss"]'),
+        (lambda: lab.find_run(RECORDED).generate("a", tokns=3), "did you mean tokens?"),
+        (lambda: lab.find_run(RECORDED).env["gpuu"], "there is no 'gpuu'; did you mean gpu"),
+        (lambda: lab.study("memory").variants["bf15"], "no 'bf15'; did you mean bf16?"),
+        (lambda: lab.style("x"), "lab.style()"),
+        (lambda: lab.over_repeats(runs(), "x"), "values is a column, rows[metric]"),
+        (lambda: lab.predict("H100", "llama3-8b"), "the model the first: 'llama3-8b', 'H100'"),
+        (lambda: lab.plan("H100", "llama3-8b"), "the model the first: 'llama3-8b', 'H100'"),
+        (lambda: lab.predict("/no/such/folder"), "there is no folder or file '/no/such/folder'"),
         (lambda: lab.train, "no attribute 'train'; did you mean open_run?"),
         (lambda: lab.config(RECORDED).optim.learning_rate, "no attribute 'learning_rate' (did you"),
         (lambda: lab.config(RECORDED).learning_rate, "(did you mean 'optim.lr'?)"),
@@ -53,10 +64,46 @@ def runs() -> pd.DataFrame:
     ],
 )
 def test_what_others_call_so_is_told_by_its_name_here(empty: Path, wrong: Any, said: str) -> None:
-    with pytest.raises((UserError, UnknownName, KeyError)) as error:
+    with pytest.raises((UserError, UnknownName, KeyError, WrongCall)) as error:
         wrong()
     assert said in str(error.value)
     assert len(error.value._render_traceback_()) == 1
+
+
+def test_a_model_config_is_predicted_as_its_preset(empty: Path) -> None:
+    asked = lab.predict(lsai_core.ModelConfig(preset="lab-tiny"), "24GiB")
+    assert asked.peak_gib == lab.predict("lab-tiny", "24GiB").peak_gib
+
+
+def test_options_of_a_runs_methods_stand_in_their_signature(empty: Path) -> None:
+    shell = InteractiveShell.instance()
+    shell.user_ns["run"] = lab.find_run(RECORDED)
+    for name, options in (("generate", ("temperature", "seed")), ("annotate", ("tags", "note"))):
+        told = shell.object_inspect_mime(f"run.{name}", detail_level=0)["text/plain"]
+        assert all(f"{option}:" in told for option in options), told
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("claims", "did you mean claims_table?; !lsai claims is a command"),
+        ("runs", "did you mean load?; !lsai runs is a command"),
+        ("presets", 'within lab.predict("'),
+        ("variants", "lab.study"),
+        ("gpus", "lab.predict"),
+        ("report", "!lsai report"),
+        ("largest_batch", 'largest="batch"'),
+        ("techniques", "'techniques'; !lsai techniques is a command"),
+        ("doctor", "'doctor'; !lsai doctor is a command"),
+        ("probe", "'probe'; !lsai probe is a command"),
+        ("find_batch", "'find_batch'; !lsai find-batch is a command"),
+        ("xyzzy", "the Tab key behind lab. lists what there is"),
+    ],
+)
+def test_a_first_guess_is_answered(name: str, said: str) -> None:
+    with pytest.raises(UnknownName) as error:
+        lab.__getattr__(name)  # parts of the package that were imported are attributes
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +144,7 @@ def test_what_cannot_be_set_says_so_in_one_line(empty: Path) -> None:
         (config.optim, "learning_rate", "(did you mean 'lr'?)"),
         (config.optim, "lr", "OptimConfig stays as it is"),
         (run, "name", "Run.name can only be read"),
+        (run, "nmae", "a run has no 'nmae' to set; run.annotate(name=..., tags=..., note=...)"),
     ):
         with pytest.raises(UnknownName) as error:
             setattr(owner, name, "x")

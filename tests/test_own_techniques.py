@@ -105,10 +105,13 @@ def test_all_three_train_and_are_predicted_and_stand_in_the_record(project: Proj
 
 def test_the_example_of_the_guide_trains(project: Project) -> None:
     guide = (CHECKOUT / "notebooks" / "README.md").read_text()
-    source = re.search(r"(?s)## A technique of your own.*?```python\n(.*?)```", guide)
-    assert source and "`techniques/optimizers/momentum.py`" in guide
-    write(project, "optimizers/momentum", source[1])
-    code, _, err = project.lsai("train", "--set", "optim.name=momentum")
+    told = guide.partition("## A technique of your own")[2].partition("\n## ")[0]
+    optimizer, attention = re.findall(r"(?s)```python\n(.*?)```", told)
+    for name, source in (("optimizers/momentum", optimizer), ("attention/mine", attention)):
+        assert f"`techniques/{name}.py`" in told
+        write(project, name, source)
+    settings = ("--set", "optim.name=momentum", "--set", "attention.backend=mine")
+    code, _, err = project.lsai("train", *settings)
     assert code == 0, err
 
 
@@ -134,7 +137,8 @@ def test_the_content_is_in_the_key_and_a_comment_is_not(project: Project) -> Non
 
 
 def test_what_cannot_serve_is_refused_in_one_line(project: Project) -> None:
-    assert "unknown optimizer 'sgn'; did you mean sign?" in refused(project, "optim.name=sgn")
+    said = refused(project, "optim.name=sgn")
+    assert "unknown optimizer 'sgn'; did you mean sign?; a file techniques/optimizers/" in said
     assert "unknown loss 'smoth'; did you mean smooth?" in refused(project, "loss=smoth")
     said = refused(project, "attention.backend=plane")
     assert "unknown attention backend 'plane'; did you mean plain?" in said
@@ -184,6 +188,13 @@ WRONG = {
         f'{BACKEND}BACKEND = Backend("narrow", lambda q, *_: q[..., :3], '
         'dtypes={"cpu": FLOATING, "cuda": FLOATING})',
         "attention backend narrow must return a tensor like q, (",
+    ),
+    "attention.backend=three": (
+        "attention/three",
+        f"{BACKEND}def function(q, k, v):\n    return q\n\n"
+        'BACKEND = Backend("three", function, dtypes={"cpu": FLOATING, "cuda": FLOATING})',
+        "techniques/attention/three.py, line 2: attention backend three must take "
+        "(q_BSHD, k_BSKD, v_BSKD, window, causal), not (q, k, v)",
     ),
     "optim.name=bare": ("optimizers/bare", "OPTIMIZER = print", "must be of type Optimizer, not"),
     "optim.name=built": (

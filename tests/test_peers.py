@@ -25,6 +25,7 @@ from lsai_lab.data import BatchStream, Dataset
 from lsai_lab.launch.launch import watched
 from lsai_lab.machine.environment import package_version
 from lsai_lab.peers import hf, titan, titan3
+from lsai_lab.peers import run as run_module
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.run import SERIES, adapter, run, shown_command
 from lsai_lab.peers.watch import FOLDER, Job, Watch
@@ -198,7 +199,7 @@ def test_what_needs_a_gpu_is_unavailable_without_one(tmp_path, ceilings, changes
 
 def test_a_missing_package_is_unavailable_and_named(tmp_path, ceilings, monkeypatch):
     monkeypatch.setattr(
-        "lsai_lab.peers.run.package_version", lambda name: None if name == "accelerate" else "1"
+        run_module, "package_version", lambda name: None if name == "accelerate" else "1"
     )
     with pytest.raises(Unavailable, match="accelerate is not installed; pip install accelerate"):
         run(peer(peer={"framework": "hf"}, device="cpu"), context(tmp_path, ceilings))

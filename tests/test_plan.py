@@ -21,6 +21,7 @@ from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import MARGIN, find_gpu, usable_gib
 from lsai_lab.peers.titan_file import read_titan
+from lsai_lab.predictions import plan as plan_module
 from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.plan import TIE, Plan, Room, Search, make_plan
 from lsai_lab.predictions.plan_files import (
@@ -301,7 +302,7 @@ WRONG = {
 def test_a_wrong_question_ends_with_2_before_the_work(
     words: tuple[str, ...], project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsai_lab.predictions.plan.predict", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(plan_module, "predict", lambda *_: pytest.fail("work began"))
     code, out, err = project.lsai("plan", "--gpu", "h100", *words)
     assert code == 2 and not out and WRONG[words] in err and err.count("\n") == 1, err
 

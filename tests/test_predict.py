@@ -559,7 +559,7 @@ def test_command_line(shared: Project) -> None:
     code, out, _ = shared.lsai(*words, "--gpu", "0.01GiB")
     assert (
         code == 1
-        and "Does not fit GPU with 0.01 GiB" in out
+        and "Does not fit a GPU with 0.01 GiB" in out
         and "`lsai techniques` with --gpu shows what would fit" in out
     )
     code, out, _ = shared.lsai("longest", *words[1:], "--gpu", "rtx4090", "--batch-size", "8")

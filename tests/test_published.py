@@ -182,7 +182,7 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
     )
     assert (
         code == 0
-        and out.startswith("Fits GPU with 80 GiB with ")
+        and out.startswith("Fits a GPU with 80 GiB with ")
         and "without checkpointing it fits." in out
     )
     assert "by torchtitan (this package: " in out
@@ -200,7 +200,9 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
         "predict", "--hf", str(tmp_path), "--as", "hf", "--gpu", "24GiB", "--json", *small[2:]
     )
     found = json.loads(out)
-    assert code == 0 and found["as"] == "hf" and found["answer"].startswith("Fits GPU with 24 GiB")
+    assert (
+        code == 0 and found["as"] == "hf" and found["answer"].startswith("Fits a GPU with 24 GiB")
+    )
     assert (
         found["ours_gib"]["weights"] == found["parts_gib"]["weights"]
         and sum(found["ours_gib"].values()) < found["peak_gib"]
@@ -210,13 +212,13 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
     )
     assert code == 0 and "by torchtitan (this package: " in out
     code, out, _ = shared.lsai("predict", "--hf", str(tmp_path), "--gpu", "0.01GiB", *small[2:])
-    assert code == 1 and out.startswith("Does not fit GPU with 0.01 GiB: ")
+    assert code == 1 and out.startswith("Does not fit a GPU with 0.01 GiB: ")
 
 
 @pytest.mark.parametrize(
     ("found", "needs", "said"),
     [
-        ("fits", 70.0, "Fits H100 with 8.5 GiB to spare, 0.6 GiB left for CUDA."),
+        ("fits", 70.0, "Fits H100 with 8.5 GiB to spare, beside 0.6 GiB that CUDA itself takes."),
         (
             "tight",
             78.0,
@@ -232,7 +234,8 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
         (
             "too large",
             90.0,
-            "Does not fit H100: 11.5 GiB are missing; with full checkpointing it does not.",
+            "Does not fit H100: 11.5 GiB are missing; with full checkpointing it does not fit "
+            "either.",
         ),
     ],
 )

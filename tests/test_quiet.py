@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import CHECKOUT
 
+from lsai_lab.machine import environment as environment_module
 from lsai_lab.machine.cuda_devices import CudaDevice, cuda_devices
 from lsai_lab.machine.environment import environment, gpu_neighbours
 from lsai_lab.runs import disturbance
@@ -140,7 +141,7 @@ def desktop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cuda))
         devices = tuple(CudaDevice(name, nvml.names[name], nvml.sizes[name] << 30) for name in cuda)
-        monkeypatch.setattr("lsai_lab.machine.environment.cuda_devices", lambda: devices)
+        monkeypatch.setattr(environment_module, "cuda_devices", lambda: devices)
         return environment() | {"neighbours": gpu_neighbours()}
 
     return made
@@ -168,9 +169,7 @@ def test_the_only_gpu_and_whole_names_need_no_question(
     desktop: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desktop(FAST)
-    monkeypatch.setattr(
-        "lsai_lab.machine.environment.cuda_devices", lambda: pytest.fail("CUDA was asked")
-    )
+    monkeypatch.setattr(environment_module, "cuda_devices", lambda: pytest.fail("CUDA was asked"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"GPU-{FAST}")
     assert environment()["gpu_uuids"] == [f"GPU-{FAST}"]
     monkeypatch.setattr(sys.modules["pynvml"], "cards", [f"GPU-{FAST}"])

@@ -4,15 +4,21 @@ terminal."""
 from __future__ import annotations
 
 import inspect
+import io
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+import torch
 from conftest import write_run
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
+from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.plain import in_frame
 
 RECORDED = "h100/memory.bf16"
@@ -63,15 +69,10 @@ def test_mfu_above_its_peak_says_why(empty: Path) -> None:
     assert "above" not in repr(lab.find_run(other).results)
 
 
-def test_curves_and_comparisons_take_lists_and_frames(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr("lsai_lab.interactive.curves.figure", lambda fig, **_: drawn.append(fig))
+def test_curves_and_comparisons_take_lists_and_frames(empty: Path) -> None:
     two = [RECORDED, "h100/memory.baseline"]
     rows = lab.recorded("memory").query("part == 'train' and machine == 'h100' and repeat == 0")
-    lab.curves(two)
-    lab.curves(rows.head(3))
+    drawn = [lab.curves(two), lab.curves(rows.head(3))]
     assert [len(fig.axes[0].lines) for fig in drawn] == [2, 3]
     assert repr(lab.compare(two)) == repr(lab.compare(*two))
     assert "baseline" in repr(lab.compare(rows.head(2)))
@@ -80,6 +81,26 @@ def test_curves_and_comparisons_take_lists_and_frames(
             wrong()
     with pytest.raises(UserError, match="a picture takes at most 20"):
         lab.curves(lab.recorded("memory"))
+
+
+def test_a_picture_is_returned_and_shown_once(empty: Path) -> None:
+    shell = InteractiveShell.instance()
+    run, rows = lab.find_run(RECORDED), pd.DataFrame({"a": ["x"], "b": [1.0]})
+    for fig in (
+        lab.curves(RECORDED, "h200/memory.bf16"),
+        run.plot(),
+        lab.compare(RECORDED, "h100/memory.baseline").plot(),
+        lab.bars(rows, "a", "b", axis="b"),
+        lab.panels(2)[0],
+    ):
+        fig.savefig(io.BytesIO())
+        assert plt.fignum_exists(fig.number), "open: a cell that goes on shows it below"
+        with capture_output() as shown:
+            shell.display_formatter.format(fig)
+        assert [*shown.outputs[0].data] == ["image/svg+xml", "image/png", "text/plain"]
+        assert len(shown.outputs) == 1 and not plt.fignum_exists(fig.number), "never again"
+    for axes in lab.curves(RECORDED, "h200/memory.bf16").axes:
+        assert axes.get_legend() is None, "a legend within the axes covers curves"
 
 
 def test_a_table_in_a_terminal_has_no_entities(empty: Path) -> None:
@@ -121,6 +142,18 @@ def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) 
     assert '<th style="text-align:left">what</th><th>first</th>' in comparison
 
 
+def test_a_runs_line_says_what_makes_it_itself(empty: Path) -> None:
+    batch = lab.find_run("h100/memory.baseline.batch")
+    assert "ok, 305 max batch, /" in repr(batch)
+    told = {"outcome": "oom", "reason": "CUDA out of memory. " * 40}
+    assert "…, /" in repr(lab.find_run(write_run(empty, "memory", "bf16", **told)))
+    changed = lab.open_run("memory", "bf16", overrides={"steps": 7, "optim.lr": 0.01})
+    said = "(bf16 autocast), overrides steps: 7, optim.lr: 0.01, planned"
+    assert said in repr(changed)
+    command = "lsai train --set steps=3 --set optim.lr=1e-3"
+    assert overrides_in(command) == "steps=3, optim.lr=1e-3"
+
+
 def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
     for function in (lab.curves, lab.compare, lab.find_run, lab.predict, lab.steps):
         assert "collections.abc" not in str(inspect.signature(function)), function
@@ -148,3 +181,47 @@ def test_a_prediction_says_what_a_step_is_and_keeps() -> None:
         ),
     ):
         assert said in repr(lab.predict("lab-tiny", 24, overrides=overrides))
+
+
+def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
+    empty: Path,
+) -> None:
+    found = lab.predict("llama3-8b", "h100")
+    run, both = lab.find_run(RECORDED), lab.compare(RECORDED, "h200/memory.bf16")
+    for frame, text in (
+        (found.parts, "14.958\n"),
+        (found.phases, "forward     60.504"),
+        (found.gpus, "tokens_per_s"),
+        (run.memory, "7.0941"),
+        (run.steps, "1175.1"),
+        (both.results, "449,552"),
+    ):
+        assert text in repr(frame), repr(frame)
+    assert {"gpu", "memory_gib", "step_s", "tokens_per_s"} <= {*found.gpus}
+    assert found.tokens_per_s == found.gpus["tokens_per_s"][0] and 0 < (found.step_s or 0) < 10
+    assert "Peak of 60.504 GiB" in repr(found), "as many digits as its parts have"
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: lab.predict("lab-tiny").parts["weigths"], "no 'weigths'; did you mean weights"),
+        (lambda: lab.predict("lab-tiny").phases.forwards, "did you mean forward"),
+        (lambda: lab.find_run(RECORDED).memory["peak"], "no column 'peak'; did you mean peak_gib"),
+        (lambda: lab.recorded("memory").dropna(subset=["los"]), "did you mean loss"),
+        (lambda: lab.predict("lab-tiny").step_s, "step_s is one number a GPU: see .gpus"),
+    ],
+)
+def test_a_wrong_name_in_an_inner_frame_is_one_line(empty: Path, wrong: Any, said: str) -> None:
+    with pytest.raises((KeyError, AttributeError, UserError)) as error:
+        wrong()
+    assert said in str(error.value) and len(error.value._render_traceback_()) == 1
+
+
+def test_an_empty_frame_says_so(empty: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    seen = lab.watch(layer, torch.optim.SGD(layer.parameters(), 0.1))
+    assert repr(seen.memory) == "no values"
+    assert repr(seen.top_kernels) == "no rows; columns: name, class, ms, calls"
+    assert "no rows; columns: name" in seen.top_kernels._repr_html_()
+    assert repr(lab.compare(RECORDED, RECORDED).settings).startswith("no rows; columns: what")

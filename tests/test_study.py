@@ -18,6 +18,7 @@ from conftest import CHECKOUT, Hazards, Project
 
 from lsai_core.base import code
 from lsai_core.base.errors import UserError
+from lsai_lab.runs import driver as driver_module
 from lsai_lab.runs.campaign import plan_studies
 from lsai_lab.runs.chapters import report_studies
 from lsai_lab.runs.driver import run_one
@@ -180,7 +181,7 @@ def test_equal_runs_of_one_plan_are_measured_once(
         summary.write(run.folder)
         return summary
 
-    monkeypatch.setattr("lsai_lab.runs.driver.run_one", fake)
+    monkeypatch.setattr(driver_module, "run_one", fake)
     summaries = session.run(session.plan("memory", parts=["train"]))
     assert executed == ["baseline", "other"]
     assert [summary.id.variant for summary in summaries] == ["baseline", "same", "other"]
@@ -210,7 +211,7 @@ def test_only_runs_without_speeds_share_the_machine(
         summary.write(run.folder)
         return summary
 
-    monkeypatch.setattr("lsai_lab.runs.driver.run_one", fake)
+    monkeypatch.setattr(driver_module, "run_one", fake)
     summaries = session.run(session.plan("memory", parts=["batch", "train"]), untimed_jobs=2)
     assert executed[:2] == [("train", "baseline", 0), ("train", "bf16", 0)]
     assert sorted(executed[2:]) == [("batch_search", "baseline", 1), ("batch_search", "bf16", 1)]
@@ -287,7 +288,7 @@ def twins(new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch) 
         summary.write(run.folder)
         return summary
 
-    monkeypatch.setattr("lsai_lab.runs.driver.run_one", record)
+    monkeypatch.setattr(driver_module, "run_one", record)
     return project
 
 

@@ -24,6 +24,7 @@ from lsai_core.prediction.simulate import simulate
 from lsai_core.profiling.watch import GIB
 from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.step import pictures, recorded, traced
+from lsai_lab.report.timelines import memory_picture
 from lsai_lab.runs.records import read_run
 
 
@@ -196,3 +197,12 @@ def test_no_run_of_a_bench_has_a_timeline() -> None:
     folder = next((CHECKOUT / "reports" / "recorded" / "h100" / "gemm").glob("*"))
     with pytest.raises(UserError, match="is no training run, and nothing was traced"):
         lab.timeline(folder)
+
+
+def test_the_peaks_words_stand_above_all_lines_and_ticks_are_round() -> None:
+    moments = [("forward", {"weights": 2**30}), ("backward", {"weights": 2**31})]
+    drawn = memory_picture(moments, measured={"backward": 2.1, "forward": 1.5})
+    (peak,) = re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*>peak 2 GiB', drawn)
+    dashed = re.findall(r'y1="([\d.]+)"[^>]*stroke-dasharray', drawn)
+    assert len(dashed) == 2 and float(peak) < min(map(float, dashed))
+    assert re.findall(r'text-anchor="end"[^>]*>([\d.]+)<', drawn) == ["0", "0.5", "1", "1.5", "2"]

@@ -10,6 +10,7 @@ is that of `Backend.speed`, which each kernel's file states.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,9 @@ from torch import Tensor
 from lsai_core.attention.measured import Ranking, nearest, rankings_for
 from lsai_core.attention.registry import Backend, Case
 from lsai_core.base.errors import Unavailable, UserError, hint
-from lsai_core.base.plugins import declared, names, own
+from lsai_core.base.plugins import declared, file_adds, names, own, place_of
 
+_TAKEN = ("q_BSHD", "k_BSKD", "v_BSKD", "window", "causal")
 PACKAGE = "lsai_core.attention.backends.*"
 
 BACKENDS: dict[str, Backend] = {
@@ -38,7 +40,9 @@ def get_backend(name: str) -> Backend:
         return BACKENDS[name]
     known = ("auto", *BACKENDS, *own("attention"))
     if name not in known[1:]:
-        raise UserError(f"unknown attention backend {name!r}{hint(name, known)}")
+        raise UserError(
+            f"unknown attention backend {name!r}{hint(name, known)}; {file_adds('attention')}"
+        )
     found: Backend = declared(PACKAGE, name, "BACKEND", "attention", Backend)
     _KERNELS[name] = _looked_at(found)
     return _KERNELS[name]
@@ -47,7 +51,14 @@ def get_backend(name: str) -> Backend:
 @functools.cache
 def _looked_at(backend: Backend) -> Backend:
     """The laboratory's backend, whose output is looked at: UserError unless it is one of q's shape
-    and dtype."""
+    and dtype, and where it does not take the five arguments."""
+    try:
+        inspect.signature(backend.function).bind(*_TAKEN)
+    except TypeError:
+        raise UserError(
+            f"{place_of(backend.function)}: attention backend {backend.name} must take "
+            f"({', '.join(_TAKEN)}), not {inspect.signature(backend.function)}"
+        ) from None
 
     def function(
         q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, window: int | None, causal: bool

@@ -13,6 +13,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(Exception):
@@ -29,6 +30,23 @@ class UnknownName(AttributeError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"error: {self}"]
+
+
+class UnknownKey(KeyError):
+    """A key that is not there, in one line; a notebook shows the line alone."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"error: {self}"]
+
+
+class Known(dict[str, Any]):
+    """A mapping by name, which says what comes near a name that is not there."""
+
+    def __missing__(self, name: str) -> Any:
+        raise UnknownKey(f"there is no {name!r}{hint(name, self)}")
 
 
 class Unavailable(Exception):
@@ -183,6 +201,7 @@ OTHER_WORDS = {
     "open_run": "create_run new_run start start_run train",
     "find_run": "get_run",
     "load": "list_runs runs",
+    "claims_table": "claims",
     "compare": "diff",
     "curves": "plot",
     "predict": "estimate fits memory will_fit",

@@ -72,6 +72,19 @@ def own(kind: str) -> dict[str, Path]:
     return {path.stem: path for path in paths if _NAME.fullmatch(path.stem)}
 
 
+def file_adds(kind: str) -> str:
+    """What an error line says where a name of this kind is unknown."""
+    return f"a file {TECHNIQUES}/{kind}/<name>.py of your laboratory adds one"
+
+
+def place_of(function: Any) -> str:
+    """The file of a laboratory and the line in which a function begins."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(function)
+    return f"{'/'.join(Path(code.co_filename).parts[-3:])}, line {code.co_firstlineno}"
+
+
 def own_fault(error: BaseException) -> str | None:
     """Where a file of the laboratory's techniques raised `error`, or what it called did, and the
     error, in one line; None if no such file had a part in it."""

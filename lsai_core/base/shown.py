@@ -78,8 +78,12 @@ class Shown:
         there = [known for known in (*dir(type(self)), *vars(self)) if known[0] != "_"]
         if name in there or name[0] == "_":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        near = _near(name, sorted(there))
+        near = self._elsewhere(name) or _near(name, sorted(there))
         raise UnknownName(f"{type(self).__name__} has no attribute {name!r}; {near}")
+
+    def _elsewhere(self, name: str) -> str:
+        """Where a thing of this name is that the object itself does not have; else nothing."""
+        return ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), property):

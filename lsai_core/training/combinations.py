@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from pydantic import BaseModel
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.plugins import declared, names, own
+from lsai_core.base.plugins import declared, file_adds, names, own
 from lsai_core.config.strict import validated
 from lsai_core.config.train import (
     LOSSES,
@@ -194,7 +194,9 @@ def _refusal_of_attention(config: TrainConfig) -> str | None:
 def _refusal_of_optimizer(optim: OptimConfig) -> str | None:
     package = "lsai_core.optimizers.kinds.*"
     if optim.name not in (known := (*names(package), *own("optimizers"))):
-        return f"unknown optimizer {optim.name!r}{hint(optim.name, known)}"
+        return (
+            f"unknown optimizer {optim.name!r}{hint(optim.name, known)}; {file_adds('optimizers')}"
+        )
     asked = {"name", "kernel", "states", "rounding", "rounded"}
     usual = OptimConfig().model_dump(include=asked)
     if optim.model_dump(include=asked) == usual:
@@ -207,6 +209,6 @@ def _refusal_of_loss(name: str) -> str | None:
     if name in LOSSES:
         return None
     if name not in (known := (*LOSSES, *own("losses"))):
-        return f"unknown loss {name!r}{hint(name, known)}"
+        return f"unknown loss {name!r}{hint(name, known)}; {file_adds('losses')}"
     declared("", name, "LOSS", "losses", Callable)
     return None

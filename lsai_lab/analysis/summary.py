@@ -26,6 +26,8 @@ _APART = ("study", "part")  # runs of two of these are no repeats of each other
 def over_repeats(metric: str, values: pd.Series) -> float:
     """One figure from repeats: of losses and perplexities the mean, what to expect over seeds; of
     everything else the median, which one disturbed repeat must not move."""
+    if not isinstance(values, pd.Series):
+        raise UserError("lab.over_repeats(metric, values): values is a column, rows[metric]")
     quality = metric.endswith(("_loss", "_perplexity"))
     return float(values.mean() if quality else values.median())
 

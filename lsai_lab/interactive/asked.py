@@ -11,9 +11,11 @@ from typing import Any
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import own_fault
 from lsai_core.config.presets import PRESETS
+from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.model.hf_config import CONFIG
+from lsai_core.training.combinations import checked
 from lsai_lab.interactive.run import Run, find_run
-from lsai_lab.predictions.asked import Source
+from lsai_lab.predictions.asked import DEFAULTS, Source
 from lsai_lab.report.load import session, studies, study
 from lsai_lab.runs.find import begun, given_names
 
@@ -40,8 +42,10 @@ def meant(what: str) -> Source | Run:
         if path.is_file() or (path / CONFIG).is_file():
             return Source(hf=path)
         machine, *inside = what.split("/")
-        if inside and (session().root / "reports" / "recorded" / machine).is_dir():
+        if inside and machine and (session().root / "reports" / "recorded" / machine).is_dir():
             raise
+    if len(inside) > 1:
+        raise UserError(f"there is no folder or file {what!r}")
     if len(inside) == 1:  # as a model is called on the Hub
         raise UserError(
             f"no run and no folder {what!r}; for a model of Hugging Face name the folder of its "
@@ -58,6 +62,8 @@ def source_of(what: Any, named: Mapping[str, Any]) -> Any:
         return Source(**given | ({"hf": Path(given["hf"])} if "hf" in given else {}))
     if more := [name for name in given if name != "profile"]:
         raise UserError(f"say what is asked for in one way: what, or {' with '.join(more)}")
+    if isinstance(what, ModelConfig):
+        what = checked(TrainConfig, DEFAULTS | {"model": what.model_dump()}, "the model")
     found = meant(what) if isinstance(what, str) else what
     if not given:
         return found
@@ -66,8 +72,11 @@ def source_of(what: Any, named: Mapping[str, Any]) -> Any:
     return replace(found, profile=given["profile"])
 
 
-def gpu_words(gpu: str | float | None) -> str | None:
-    """A GPU by its name; a number is its memory in GiB. UserError for anything else."""
+def gpu_words(gpu: str | float | None, what: Any = None) -> str | None:
+    """A GPU by its name; a number is its memory in GiB. UserError for anything else, also where it
+    stands in the place of `what`, the model."""
+    if isinstance(gpu, str) and isinstance(what, str) and (gpu in PRESETS or gpu in studies()):
+        raise UserError(f"the GPU is the second argument, the model the first: {gpu!r}, {what!r}")
     if isinstance(gpu, int | float) and not isinstance(gpu, bool):
         return f"{gpu:g}GiB"
     if gpu is None or isinstance(gpu, str):

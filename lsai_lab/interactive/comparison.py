@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
@@ -14,6 +15,7 @@ from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of
 from lsai_lab.runs.difference import RESULTS, Difference, difference, differing, in_unit
 from lsai_lab.runs.find import machine_of, opened, repeats_of, which_repeat
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.records import Run, name_in
 
 _HEADS = ("what", "first", "second", "second / first")
@@ -34,10 +36,10 @@ class Comparison(Shown):
         self._repeats = tuple(map(repeats_of, self._runs))
         several = max(map(len, self._repeats)) > 1
         rows = [self._over_repeats(f"results.{name}") for name in RESULTS] if several else []
-        self.repeats = pd.DataFrame([row for row in rows if row], columns=list(_RANGES))
+        self.repeats = Frame([row for row in rows if row], columns=list(_RANGES))
 
     def _frame(self, keys: list[str]) -> pd.DataFrame:
-        return pd.DataFrame([self._found.beside(key) for key in keys], columns=list(_HEADS))
+        return Frame([self._found.beside(key) for key in keys], columns=list(_HEADS))
 
     def _over_repeats(self, key: str) -> tuple[object, ...]:
         """A line of `repeats`; empty where one of the two has no such result."""
@@ -53,9 +55,9 @@ class Comparison(Shown):
         ranges = (f"{value(float(each.min()))} to {value(float(each.max()))}" for each in found)
         return (RESULTS[name], one, other, ratio, *ranges)
 
-    def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> None:
+    def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> Figure:
         """Draw both runs' curves: see `lab.curves`."""
-        curves(*(run.folder for run in self._runs), y=y, x=x)
+        return curves(*(run.folder for run in self._runs), y=y, x=x)
 
     def shown(self) -> list[Part]:
         """The two runs; settings; results; the rest folded."""

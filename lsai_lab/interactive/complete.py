@@ -19,11 +19,12 @@ from lsai_core.base.shown import Shown
 from lsai_core.config.presets import PRESETS
 from lsai_core.config.strict import Strict, dotted
 from lsai_core.config.train import LOSSES, TrainConfig
-from lsai_core.profiling.gpus import GPUS
+from lsai_core.profiling.gpus import GPUS, find_gpu
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.data.local import SUFFIXES
 from lsai_lab.data.prepare import KINDS
-from lsai_lab.interactive.place import Place, call_before_dot, place_of
+from lsai_lab.interactive.place import Place, before_dot, place_of
+from lsai_lab.interactive.results import Results
 from lsai_lab.interactive.seen_values import Names, function_of, value_of
 from lsai_lab.predictions.plan_space import Numerics
 from lsai_lab.project.files import reading_root
@@ -36,15 +37,17 @@ _COMPARED = re.compile(r"`?([\w.]+)`?\s*[=!]=\s*[\"']([^\"']*)$")
 _LAST_WORD = re.compile(r"`?[\w.]*$")
 # `dict(` up to the name of a keyword.
 _IN_DICT = re.compile(r"\bdict\((?:[^()\[\]{}]*,\s*)?(\w*)$")
+# Methods of a column whose texts are those of the column.
+_EQUAL = ("eq", "isin", "ne")
 # Arguments whose texts are no columns, wherever a frame is drawn, sorted or shown.
 _NO_COLUMN = ("aggfunc", "axis", "color", "how", "kind", "log", "palette", "text", "title")
 
 
 def completions(text: str, shell: Names) -> tuple[str, list[str]]:
-    """The word that `text`, a cell up to the cursor, ends with within quotes, or behind the dot of
-    a call, and the names that may stand there; the word itself where names of a kind are wanted and
-    there are none; no names if nothing is known. `shell`: the variables of the notebook."""
-    if (behind := call_before_dot(text)) is not None:
+    """The word that `text`, a cell up to the cursor, ends with within quotes, or behind a dot, and
+    the names that may stand there; the word itself where names of a kind are wanted and there are
+    none; no names if nothing is known. `shell`: the variables of the notebook."""
+    if (behind := before_dot(text)) is not None:
         return behind[1], _behind_a_dot(*behind, shell)
     if (mapping := _IN_DICT.search(text)) is not None:  # as of a mapping in braces
         word, keys = completions(f'{text[: mapping.start()]}{{"{mapping[1]}', shell)
@@ -63,10 +66,10 @@ def completions(text: str, shell: Names) -> tuple[str, list[str]]:
     return word, list(dict.fromkeys(found)) or [word] * (not may_be_path)
 
 
-def _behind_a_dot(call: ast.Call, word: str, shell: Names) -> list[str]:
-    """What the result of a call of `lab` has, without what its base classes have for others."""
-    made = value_of(call, shell)
-    there = dir(made) if isinstance(made, Shown | Strict) else []
+def _behind_a_dot(node: ast.expr, word: str, shell: Names) -> list[str]:
+    """What an object of `lab` has, without what its base classes have for others."""
+    found = value_of(node, shell)
+    there = dir(found) if isinstance(found, Shown | Strict | Results) else []
     return [name for name in there if name.startswith(word) and (word[:1] == "_" or name[0] != "_")]
 
 
@@ -99,11 +102,17 @@ def _known(place: Place, shell: Names) -> Iterable[Any] | None:
         return _texts(column) if isinstance(column, pd.Series) else None
     if isinstance(around, ast.Subscript):
         found = value_of(around.value, shell)
-        mapping = isinstance(found, dict | pd.DataFrame | pd.Series)
-        # IPython itself completes a key behind a variable.
-        there = mapping and (place.listed or not isinstance(around.value, ast.Name))
-        return found if there else None
+        if isinstance(found, pd.Series):
+            return [name for name in found.index if isinstance(name, str)]
+        # IPython itself completes a key of a mapping behind a variable.
+        mapping = isinstance(found, dict) and not isinstance(around.value, ast.Name)
+        return found if mapping or isinstance(found, pd.DataFrame) else None
+    if isinstance(around.func, ast.Attribute) and around.func.attr in _EQUAL:
+        column = value_of(around.func.value, shell)
+        return _texts(column) if isinstance(column, pd.Series) else None
     asked = _Asked(place, around, function_of(around.func, shell), shell)
+    if isinstance(asked.function, type) and issubclass(asked.function, Strict):
+        return _field(asked)
     kind = _KINDS.get(asked.parameter) if asked.is_ours else None
     return _columns(asked) if kind is None else kind(asked)
 
@@ -131,7 +140,8 @@ class _Asked:
     def __init__(self, place: Place, call: ast.Call, function: Any, shell: Names) -> None:
         self.place, self.function = place, function
         self._call, self._shell = call, shell
-        self.is_ours = (getattr(function, "__module__", None) or "").startswith(lsai_lab.__name__)
+        home = getattr(function, "__module__", None) or ""
+        self.is_ours = home.partition(".")[0] in ("lsai_core", "lsai_lab")
         self._named = [*inspect.signature(function).parameters.values()] if self.is_ours else []
 
     @property
@@ -223,6 +233,7 @@ def _named(asked: _Asked) -> Iterable[str]:
     from lsai_lab.report.explore.scripts import NAMES
 
     known: dict[Any, Callable[[], Iterable[str]]] = {
+        find_gpu: lambda: [gpu.name for gpu in GPUS],
         lsai_lab.draw: drawings,
         lsai_lab.explore: lambda: NAMES,
         lsai_lab.judged: load_claims,
@@ -238,6 +249,26 @@ def _settings(asked: _Asked) -> Iterable[str] | None:
     any text."""
     if asked.place.key is None:
         return dotted(TrainConfig) if asked.place.is_key else ()
+    return _values(asked.place.key)
+
+
+def _field(asked: _Asked) -> Iterable[str] | None:
+    """The values of a field of `TrainConfig` or of one of its parts, that is being built."""
+    parts = {each.annotation: name for name, each in TrainConfig.model_fields.items()}
+    above = [] if asked.function is TrainConfig else [parts.get(asked.function, "")]
+    inner = [asked.place.key] if asked.place.key else []
+    key = ".".join([*above, asked.parameter, *inner])
+    if asked.place.is_key:
+        return [
+            name.removeprefix(f"{key}.")
+            for name in dotted(TrainConfig)
+            if name.startswith(f"{key}.")
+        ]
+    return _values(key)
+
+
+def _values(key: str) -> Iterable[str] | None:
+    """The values of a setting; None of one that can be any text."""
     open_ones: dict[str, Callable[[], Iterable[str]]] = {
         "attention.backend": lambda: ("auto", *BACKENDS, *own("attention")),
         "data.source": _sources,
@@ -245,7 +276,7 @@ def _settings(asked: _Asked) -> Iterable[str] | None:
         "model.preset": lambda: PRESETS,
         "optim.name": lambda: (*names("lsai_core.optimizers.kinds.*"), *own("optimizers")),
     }
-    return open_ones.get(asked.place.key, functools.partial(_choices, asked.place.key))() or None
+    return open_ones.get(key, functools.partial(_choices, key))() or None
 
 
 def _sources() -> list[str]:

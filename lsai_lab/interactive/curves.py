@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import listed
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
-from lsai_lab.report.show import figure
+from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 from lsai_lab.runs.difference import settings_apart
 from lsai_lab.runs.find import machine_of, opened
@@ -49,9 +49,9 @@ def curves(
     y: str | Sequence[str] = "loss",
     x: str = "step",
     smooth: int = 1,
-) -> None:
+) -> Figure:
     """Draw columns of `lab.steps` of the runs over `x` (`step`, `tokens`, `elapsed_s`), one plot a
-    column, one line a run; also of runs that go on.
+    column, one line a run; also of runs that go on. Returns the figure, for `savefig`.
 
     `runs`: one by one, in lists, or the rows of a frame of `lab.load`. `smooth`: a running mean
     over so many steps. UserError for an unknown column, with the nearest names, if no run has one,
@@ -69,7 +69,9 @@ def curves(
         _say_whose_text(asked, frames)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
-    figure(drawn, data=pd.concat(data)[shown] if data and len(data) * len(data[0]) < 2000 else None)
+    few = data and len(data) * len(data[0]) < 2000
+    drawn_once: Figure = shown_once(drawn, pd.concat(data)[shown] if few else None)
+    return drawn_once
 
 
 def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
@@ -143,9 +145,10 @@ def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: 
             style = series_style(number) | ({} if len(rows) <= _MARKED else {"marker": ""})
             axes.plot(rows[x], values, label=label, **style)
         axes.set(xlabel=_WORDS.get(x, x), ylabel=_WORDS.get(column, column))
-    if len(frames) > 1:
-        places[0][-1].legend()
     fig.set_layout_engine("constrained")
+    if len(frames) > 1:  # below the curves, where it covers none
+        lines = {line.get_label(): line for axes in places[0] for line in axes.lines}
+        fig.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2)
     return fig
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 _MARK = "\ue000"  # stands where the cursor is, in no text that a person writes
 _NAME = "name_that_the_cursor_is_in"
-_BEHIND_A_CALL = re.compile(r"\)\.(\w*)$")
+_BEHIND_A_DOT = re.compile(r"[\w\])]\.(\w*)$")
 _MOST_LINES = 60  # of a cell, before the cursor
 # A comment, a string that ends or does not, a bracket.
 _PIECE = re.compile(
@@ -60,15 +60,15 @@ def place_of(text: str) -> Place | None:
     return Place(_marked_text(inner).removesuffix(_MARK), outer, **found)
 
 
-def call_before_dot(text: str) -> tuple[ast.Call, str] | None:
-    """The call that stands before a dot at the end of `text`, and the name that is begun behind it;
-    None if there is none."""
-    begun = _BEHIND_A_CALL.search(text)
+def before_dot(text: str) -> tuple[ast.expr, str] | None:
+    """What stands before a dot at the end of `text`, and the name that is begun behind it; None if
+    there is none."""
+    begun = _BEHIND_A_DOT.search(text)
     if begun is None or (tree := _read(text[: begun.start(1)], _NAME, in_quotes=False)) is None:
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == _NAME:
-            return (node.value, begun[1]) if isinstance(node.value, ast.Call) else None
+            return node.value, begun[1]
     return None
 
 

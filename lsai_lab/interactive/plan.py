@@ -7,8 +7,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part
@@ -21,6 +19,7 @@ from lsai_lab.predictions.plan import Plan
 from lsai_lab.predictions.plan_asked import ask, shown_tries
 from lsai_lab.predictions.plan_told import told
 from lsai_lab.project.files import PAGE_FOLDER
+from lsai_lab.runs.frames import Frame
 
 
 class Planned(Shown):
@@ -32,10 +31,10 @@ class Planned(Shown):
         self.found = found
         self.answer: str = found["answer"]
         self.config: TrainConfig | None = plan.chosen.config if plan.chosen else None
-        self.reasons = pd.DataFrame(found["reasons"])
+        self.reasons = Frame(found["reasons"])
         rows = [found["plan"] | {"why": "chosen"}, *found["next"]] if found["plan"] else []
         columns = ["words", "reserved_gib", "tokens_per_s", "why"]
-        self.settings = pd.DataFrame(rows, columns=columns)
+        self.settings = Frame(rows, columns=columns)
 
     @property
     def fits(self) -> bool:
@@ -84,15 +83,17 @@ def plan(
     require_numbers({"budget": budget, "margin": margin or None}, Real, "a number above 0")
     named = {"study": study, "variant": variant, "hf": hf, "profile": profile}
     with said_in_python():
+        words = gpu_words(gpu, what)
         source = source_of(what, named)
         if not isinstance(source, Source):
-            raise UserError(f"a plan is made for a preset, a study's variant or hf, not for {what}")
+            said = what if isinstance(what, str) else f"a {type(what).__name__}"
+            raise UserError(f"a plan is made for a preset, a study's variant or hf, not for {said}")
         question = ask(
             source,
             as_nested(overrides or {}),
             tokens=tokens,
             seq_len=seq_len,
-            gpu=gpu_words(gpu),
+            gpu=words,
             gpus=gpus,
             budget=budget,
             numerics=numerics,

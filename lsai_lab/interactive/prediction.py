@@ -14,9 +14,9 @@ from torch import nn
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part
+from lsai_core.base.tables import Part, value
 from lsai_core.config.precision import weight_dtype
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.train import ModelConfig, TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of
@@ -25,8 +25,11 @@ from lsai_lab.predictions.asked import Source, asked_for, describe, sharded_over
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
 from lsai_lab.report.load import AnyRun
 from lsai_lab.report.predicted import config as config_of_run
+from lsai_lab.runs.frames import Frame, Values
 
 _LARGEST = ("batch", "length")
+# What a table for people calls the columns of `gpus`.
+_WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_per_s": "tokens/s"}
 
 
 class Predicted(Shown):
@@ -39,9 +42,11 @@ class Predicted(Shown):
         self.peak_gib: float = found["peak_gib"]
         self.needs_gib: float = found["needs_gib"]
         self.host_gib: float = found["host_gib"]
-        self.parts = pd.Series(found["parts_gib"], name="GiB")
-        self.phases = pd.Series(found["phases_gib"], name="GiB")
-        self.gpus = pd.DataFrame(found["gpus"])
+        self.parts = Values(found["parts_gib"], name="GiB")
+        self.phases = Values(found["phases_gib"], name="GiB")
+        self.gpus = Frame(found["gpus"]).rename(
+            columns={words: name for name, words in _WORDS.items()}
+        )
 
     @property
     def batch_size(self) -> int:
@@ -54,6 +59,23 @@ class Predicted(Shown):
         return self.config.seq_len
 
     @property
+    def step_s(self) -> float | None:
+        """Seconds of a step on the one GPU; None where none is known. UserError for several."""
+        return self._of_one("step_s")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all GPUs together, on the one kind of GPU; None where none is known. UserError for
+        several."""
+        return self._of_one("tokens_per_s")
+
+    def _of_one(self, name: str) -> float | None:
+        if len(self.gpus) > 1:
+            raise UserError(f"{name} is one number a GPU: see .gpus, or name a GPU")
+        found = self.gpus[name].iloc[0]
+        return None if pd.isna(found) else float(found)
+
+    @property
     def fits(self) -> bool:
         """Whether it fits one of the GPUs."""
         return bool((self.gpus["verdict"] != "too large").any())
@@ -64,11 +86,11 @@ class Predicted(Shown):
         parts = [(name, size) for name, size in self.parts.items() if size]
         gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
         rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
-        needs = f"the allocator needs {self.needs_gib:.2f} GiB"
+        needs = f"the allocator needs {value(self.needs_gib)} GiB"
         return [
             Part(self.answer, note=about),
-            Part(f"Peak of {self.peak_gib:.2f} GiB; {needs}", ("cause", "GiB"), parts),
-            Part("", list(gpus.columns), rows),
+            Part(f"Peak of {value(self.peak_gib)} GiB; {needs}", ("cause", "GiB"), parts),
+            Part("", [_WORDS.get(name, name) for name in gpus.columns], rows),
         ]
 
 
@@ -82,7 +104,7 @@ def _assumed(config: TrainConfig) -> str:
 
 
 def predict(
-    what: str | TrainConfig | AnyRun | None = None,
+    what: str | TrainConfig | ModelConfig | AnyRun | None = None,
     gpu: str | float | None = None,
     *,
     study: str | None = None,
@@ -97,12 +119,13 @@ def predict(
     """Peak memory by cause and time of a step, computed without a GPU.
 
     `what`: a preset (`"llama3-8b"`, in bf16 and compiled), else `"study.variant"`, a training run
-    (as `lab.find_run` finds it), the folder or file of a Hugging Face config, or a TrainConfig; or
-    name a `study` and `variant`, or that folder with `hf`. `gpu`: a name as in `lsai predict`, or
-    its memory ("24GiB", or 24); None: all known ones. `gpus`: sharded over so many. `overrides`:
-    settings with dots. `passport`: a file of `lsai probe`, for the device that it was measured on,
-    at its rates. `largest`: the largest batch, or longest sequence, that fits one GPU, this
-    machine's if none is named. Raises UserError for what cannot be predicted.
+    (as `lab.find_run` finds it), the folder or file of a Hugging Face config, a TrainConfig, or a
+    ModelConfig, as of a preset; or name a `study` and `variant`, or that folder with `hf`. `gpu`: a
+    name as in `lsai predict`, or its memory ("24GiB", or 24); None: all known ones. `gpus`: sharded
+    over so many. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the
+    device that it was measured on, at its rates. `largest`: the largest batch, or longest sequence,
+    that fits one GPU, this machine's if none is named. Raises UserError for what cannot be
+    predicted.
     """
     require_numbers({"gpus": gpus}, Integral, "a whole number of at least 1")
     if largest is not None and largest not in _LARGEST:
@@ -119,7 +142,7 @@ def predict(
         )
     with said_in_python():
         measured = None if passport is None else Path(passport)
-        targets = asked_for(gpu_words(gpu), measured, largest is not None)
+        targets = asked_for(gpu_words(gpu, what), measured, largest is not None)
         source = source_of(what, named)
         changes = as_nested(overrides or {})
         if isinstance(source, Source):

@@ -2,12 +2,12 @@
 folded."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lsai_core.base.errors import UnknownName, UserError, hint
 from lsai_core.base.tables import Part, as_html, as_text, value
-from lsai_lab.runs.difference import above_peak
+from lsai_lab.runs.difference import RESULTS, above_peak
 from lsai_lab.runs.records import Summary
 
 # What people look for first, of every kind of run, in this order; so many are shown.
@@ -50,6 +50,9 @@ class Results(dict[str, Any]):
             return self[name]
         raise UnknownName(f"the run has no result {name!r}{hint(name, self)}")
 
+    def __dir__(self) -> list[str]:
+        return [name for name in self if name.isidentifier()]
+
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
@@ -79,6 +82,12 @@ class Results(dict[str, Any]):
 
     def __repr__(self) -> str:
         return as_text([part for part in self.shown() if not part.folded])
+
+
+def in_short(results: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Those of the named results that there are, in a line."""
+    there = [(name, results.get(name)) for name in names]
+    return ", ".join(f"{value(found)} {RESULTS[name]}" for name, found in there if found)
 
 
 class Ended(Summary):

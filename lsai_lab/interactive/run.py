@@ -19,25 +19,26 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from tokenizers import Tokenizer
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import Known, UnknownName, UserError
 from lsai_core.base.files import flatten
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
 from lsai_core.config.strict import Strict
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
-from lsai_lab.interactive.planning import ABOUT, checked_about
-from lsai_lab.interactive.results import Ended, Results, unfolded
+from lsai_lab.interactive.planning import checked_about
+from lsai_lab.interactive.results import Ended, Results, in_short, unfolded
 from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import listed, repo_root
 from lsai_lab.report import load
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
-from lsai_lab.runs.difference import RESULTS
+from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
 from lsai_lab.runs.find import going_on, has_begun, opened
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Summary, annotate, name_in
@@ -46,6 +47,8 @@ from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import is_held
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lsai_lab.interactive.curves import LiveCurves
     from lsai_lab.report.show import Picture
 
@@ -71,6 +74,18 @@ class Run(Shown):
         self.label: str = plan.get("label") or self.id.variant
         self.command: str = plan.get("command") or found.summary.command
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "command" in vars(self) and not hasattr(type(self), name) and name not in vars(self):
+            said = "run.annotate(name=..., tags=..., note=...) says what it is called"
+            raise UnknownName(f"a run has no {name!r} to set; {said}")
+        super().__setattr__(name, value)
+
+    def _elsewhere(self, name: str) -> str:
+        if "command" in vars(self) and name in self.record.summary.results:
+            return f"it is run.results.{name}"
+        is_column = name in load.STEPS and name != "step"
+        return f'it is run.steps["{name}"], step by step' if is_column else ""
+
     @property
     def record(self) -> records.Run:
         """All files of the run as they are now; without an end its outcome is `unfinished`."""
@@ -85,7 +100,7 @@ class Run(Shown):
     @property
     def env(self) -> dict[str, Any]:
         """The machine and the software that the run had; of one that has not begun, these here."""
-        return self.record.env or environment()
+        return Known(self.record.env or environment())
 
     @property
     def name(self) -> str | None:
@@ -102,10 +117,11 @@ class Run(Shown):
         """A person's note."""
         return self.record.plan.get("note")
 
-    def annotate(self, **about: Any) -> None:
-        """Set `name`, `tags` or `note`. UserError for anything else, and for a recorded run."""
-        if unknown := [key for key in about if key not in ABOUT]:
-            raise UserError(f"a run has no {unknown[0]!r} to set{hint(unknown[0], ABOUT)}")
+    def annotate(self, *, name: Any = ..., tags: Any = ..., note: Any = ...) -> None:
+        """Set `name`, `tags` or `note`; what is left out stays. UserError for anything but texts,
+        and for a recorded run."""
+        given = {"name": name, "tags": tags, "note": note}
+        about = {key: value for key, value in given.items() if value is not ...}
         if self._is_recorded:
             raise UserError(f"{self.folder} is a recorded run; it keeps what it was recorded with")
         annotate(self.folder, **checked_about(about))
@@ -152,14 +168,14 @@ class Run(Shown):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row for each step, as `lab.steps` gives it, or for each point of a measurement, that
-        is done; while the run goes on, too."""
-        return load.steps(self) if self._has_steps else records.read_metrics(self.folder)
+        """One row for each step, as `lab.steps` gives it, or each point of a measurement, so far."""
+        rows = load.steps if self._has_steps else records.read_metrics
+        return Frame(rows(self.folder))
 
     @property
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time. UserError if nothing was traced."""
-        return load.kernels(self.folder)
+        return Frame(load.kernels(self.folder))
 
     @property
     def memory(self) -> pd.DataFrame:
@@ -182,7 +198,7 @@ class Run(Shown):
                 why = "too few steps" if asked else "set profile.memory_steps above 0"
             raise UserError(f"{self.id.folder} measured no memory: {why}")
         whole = ("whole step", results["mem_peak_allocated_gib"])
-        return pd.DataFrame([*rows, whole], columns=["phase", "peak_gib"])
+        return Frame([*rows, whole], columns=["phase", "peak_gib"])
 
     @property
     def results(self) -> Results:
@@ -194,7 +210,7 @@ class Run(Shown):
             words = f"{self.id.folder} has no results yet: {self.state}"
             raise UserError(f"{words}; run.steps shows what is done") from None
 
-    def plot(self, *columns: str, x: str = "step", y: str | Sequence[str] = ()) -> None:
+    def plot(self, *columns: str, x: str = "step", y: str | Sequence[str] = ()) -> Figure | None:
         """Draw columns of `steps` (default: the loss and the speed), named one by one or as `y`,
         against the step or another column; of a run without training steps a line says so.
         UserError for an unknown column."""
@@ -202,11 +218,11 @@ class Run(Shown):
 
         if len(self.steps) and self._has_steps:
             return curves(self, y=[*columns, *listed(y)] or ("loss", "tokens_per_s"), x=x)
-        if self._has_steps:
-            print(f"nothing to draw: {self.id} has taken no step; {self.state}")
-        else:
-            what = f"{self.id} is of kind {self.kind}, no training"
-            print(f"nothing to draw: {what}; run.steps and run.results hold what it measured")
+        why = f"has taken no step; {self.state}"
+        if not self._has_steps:
+            why = f"is of kind {self.kind}, no training; run.steps and run.results say the rest"
+        print(f"nothing to draw: {self.id} {why}")
+        return None
 
     def timeline(self) -> Picture:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be
@@ -225,9 +241,17 @@ class Run(Shown):
         """The tokenizer that was exported with the model."""
         return load_run_tokenizer(self)
 
-    def generate(self, prompt: str, tokens: int = 40, **options: Any) -> Generated:
+    def generate(
+        self,
+        prompt: str,
+        tokens: int = 40,
+        *,
+        temperature: float = 0.8,
+        seed: int = 0,
+        model: Transformer | None = None,
+    ) -> Generated:
         """Text that the trained model writes after `prompt`; see `lab.generate`."""
-        return generate(self, prompt, tokens, **options)
+        return generate(self, prompt, tokens, temperature=temperature, seed=seed, model=model)
 
     def execute(
         self, again: bool = False, live: bool | None = None, beside: Iterable[AnyRun] = ()
@@ -333,7 +357,8 @@ class Run(Shown):
         """What it is and how it stands; settings and machine folded."""
         about: dict[str, Any] = {
             "state": self.state,
-            "results": self._headlines(),
+            "results": in_short(self.record.summary.results, _FIRST),
+            "overrides": overrides_in(self.command),
             "name": self.name,
             "tags": " ".join(self.tags),
         }
@@ -345,12 +370,6 @@ class Run(Shown):
         facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
         yield Part("The machine", ("fact", "value"), facts, folded=True)
 
-    def _headlines(self) -> str:
-        """The first results in a line, as far as there are some."""
-        results = self.record.summary.results
-        there = [(name, results.get(name)) for name in _FIRST]
-        return ", ".join(f"{value(found)} {RESULTS[name]}" for name, found in there if found)
-
     def _settings(self) -> list[tuple[str, Any]]:
         """The settings that differ from their defaults; all, where today's words differ."""
         try:
@@ -360,10 +379,11 @@ class Run(Shown):
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        speed = self.record.summary.results.get("tokens_per_s")
-        said = f", {value(speed)} tokens/s" if speed else ""
         about = f"{self.id.study}.{self.id.name}{name} ({self.label})"
-        return f"{about}, {self.state}{said}, {self.folder}"
+        found = in_short(self.record.summary.results, ("tokens_per_s", "largest_batch"))
+        changed = overrides_in(self.command)
+        told = (changed and f"overrides {changed}", value(self.state), found, str(self.folder))
+        return ", ".join([about, *filter(None, told)])
 
     def _repr_markdown_(self) -> str:
         return unfolded(self.shown())

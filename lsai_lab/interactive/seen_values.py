@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel
 
+import lsai_core
 import lsai_lab
 from lsai_core.base.shown import Shown
 
@@ -33,11 +34,16 @@ def value_of(node: ast.AST, names: Names) -> Any:
 
 
 def function_of(node: ast.AST, names: Names) -> Any:
-    """What a call calls: a function of `lab`, or a method of what is there; else None."""
+    """What a call calls: a function of `lab` or of the core, or a method of what is there; else
+    None."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
     if not isinstance(node, ast.Attribute):
         return None
     if _is_lab(node.value, names):
         return getattr(lsai_lab, node.attr, None)
+    if isinstance(node.value, ast.Name) and names.get(node.value.id) is lsai_core:
+        return getattr(lsai_core, node.attr, None)
     owner = value_of(node.value, names)
     return getattr(type(owner), node.attr, None) and getattr(owner, node.attr)
 
@@ -57,6 +63,7 @@ def _value(node: ast.AST, names: Names) -> Any:
     if isinstance(node, ast.Attribute):
         owner = _value(node.value, names)
         readable = isinstance(owner, Shown | BaseModel) and node.attr not in _COSTLY
+        readable |= isinstance(owner, pd.DataFrame) and node.attr in owner
         return getattr(owner, node.attr) if readable else None
     if isinstance(node, ast.Subscript):
         return _item(node, names)

@@ -13,6 +13,7 @@ from lsai_core.profiling.memory import PHASES
 from lsai_core.profiling.watch import CAUSES, GIB, STEPS, StepWatch
 from lsai_lab.report.show import Picture
 from lsai_lab.report.timelines import lanes, memory_picture
+from lsai_lab.runs.frames import Frame, Values
 
 _TOP = 10  # kernels that are shown
 
@@ -27,12 +28,12 @@ class Watched(StepWatch, Shown):
         """One row a phase: the peak of live tensors, and the time of its operators or kernels."""
         peaks = self.phases_gib
         rows = [(phase, peaks.get(phase), self.phase_ms.get(phase)) for phase in PHASES]
-        return pd.DataFrame(rows, columns=["phase", "peak_gib", "ms"])
+        return Frame(rows, columns=["phase", "peak_gib", "ms"])
 
     @property
     def memory(self) -> pd.Series:
         """GiB by cause at the highest moment of the step."""
-        return pd.Series(self.causes_gib, name="GiB", dtype=float)
+        return Values(self.causes_gib, name="GiB", dtype=float)
 
     @property
     def timeline(self) -> pd.DataFrame:
@@ -42,12 +43,12 @@ class Watched(StepWatch, Shown):
             | {cause: moment.bytes_of.get(cause, 0) / GIB for cause in CAUSES}
             for moment in self.moments
         ]
-        return pd.DataFrame(rows, columns=["phase", "operator", *CAUSES])
+        return Frame(rows, columns=["phase", "operator", *CAUSES])
 
     @property
     def top_kernels(self) -> pd.DataFrame:
         """The kernels, or operators on a CPU, with the most time: name, class, ms and calls."""
-        return pd.DataFrame(self.kernels, columns=["name", "class", "ms", "calls"])
+        return Frame(self.kernels, columns=["name", "class", "ms", "calls"])
 
     def plot(self) -> Picture:
         """The memory of the step by cause, and its kernels as lanes. UserError without a step."""

@@ -21,7 +21,7 @@ from lsai_lab.project.files import merged, repo_root
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
 UNREAD_VOCABULARY = 257
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "precision": "bf16",
     "compile": True,
     "seq_len": 4096,
@@ -77,7 +77,7 @@ class Source:
             return Asked(_of_study(self.study, self.variant, settings, gpu, self.profile))
         if self.hf is not None:
             return _of_hf(self.hf, bool(trainer), overrides)
-        data = _DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
+        data = DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
         return Asked(checked(TrainConfig, deep_merge(data, overrides), f"preset {self.model}"))
 
 
@@ -105,7 +105,7 @@ def _of_hf(path: Path, by_trainer: bool, overrides: dict[str, Any]) -> Asked:
     sequence."""
     found = hf_config.describe(path)
     shape = {"model": found.model.model_dump(exclude={"preset"})}
-    data = deep_merge(_DEFAULTS | shape | (PLAIN if by_trainer else {}), overrides)
+    data = deep_merge(DEFAULTS | shape | (PLAIN if by_trainer else {}), overrides)
     remarks = [*found.differs, *found.notes]
     length = data["seq_len"]
     if found.window is not None and isinstance(length, int) and found.window < length:

@@ -171,22 +171,23 @@ def _answer(
         gpu.memory_gib - OUTSIDE_GIB - found.needs,
         "full" if config.grad_checkpoint == "none" else "none",
     )
+    name = f"a {gpu.name}" if gpu.name.startswith("GPU ") else gpu.name
+    itself = "the program" if gpu.is_cpu else "CUDA"
     answer = {
-        "fits": f"Fits {gpu.name} with {spare:.1f} GiB to spare, {OUTSIDE_GIB:g} GiB left for "
-        f"{'the program' if gpu.is_cpu else 'CUDA'}",
-        "tight": f"May fit {gpu.name}: {spare:.1f} GiB to spare, less than predictions are sure of"
+        "fits": f"Fits {name} with {spare:.1f} GiB to spare, beside {OUTSIDE_GIB:g} GiB that "
+        f"{itself} itself takes",
+        "tight": f"May fit {name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
-        else f"May fit {gpu.name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
-        "too large": f"Does not fit {gpu.name}: {-spare:.1f} GiB are missing",
+        else f"May fit {name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
+        "too large": f"Does not fit {name}: {-spare:.1f} GiB are missing",
     }[verdict(found, gpu)]
     if verdict(found, gpu) == "fits" and other == "full":
         return f"{answer}."
     without = config.model_copy(
         update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0}
     )
-    then = {"fits": "fits", "tight": "may fit", "too large": "does not"}[
-        verdict(needed(without), gpu)
-    ]
+    neither = "does not fit" + " either" * (spare < 0)
+    then = {"fits": "fits", "tight": "may fit", "too large": neither}[verdict(needed(without), gpu)]
     return f"{answer}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 

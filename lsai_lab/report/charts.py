@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.report.colors import COLORS
+from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 
 WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
@@ -26,7 +27,8 @@ def panels(
     that of the text for several columns, else what a phone shows whole; `options` of
     `plt.subplots`."""
     width = width or (WIDE if columns > 1 else ALONE)
-    return plt.subplots(rows, columns, figsize=(width, height * rows), **options)
+    fig, axes = plt.subplots(rows, columns, figsize=(width, height * rows), **options)
+    return shown_once(fig), axes
 
 
 def bars(
@@ -159,7 +161,7 @@ def thousands(value: float) -> str:
 
 
 def _axes(ax: Axes | None, height: float) -> Axes:
-    return ax if ax is not None else plt.subplots(figsize=(ALONE, height))[1]
+    return ax if ax is not None else panels(height=height)[1]
 
 
 def _figure(axes: Axes) -> Figure:

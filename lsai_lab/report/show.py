@@ -7,6 +7,7 @@ Markdown, so that JupyterLab, the HTML report and the PDF show one and the same.
 with its text as text, and PNG for viewers without; its data travel with it as CSV.
 """
 
+import functools
 import html
 import io
 import os
@@ -155,6 +156,13 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
         else as_csv(data.drop(columns="run", errors="ignore"), float_format="%.6g")
     )
     display(bundle, metadata={"image/png": {"width": width}, "lsai": {"csv": csv}}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def shown_once(fig: Any, data: pd.DataFrame | None = None) -> Any:
+    """The matplotlib figure, shown once: as `figure` does where a cell ends with it, else below the
+    cell, as any that is open."""
+    fig._ipython_display_ = functools.partial(figure, fig, data)
+    return fig
 
 
 def say(markdown: str, box: str = "") -> None:

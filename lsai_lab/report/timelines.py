@@ -57,7 +57,8 @@ def memory_picture(
     peak = max(range(len(kept)), key=totals.__getitem__)
     told = f"peak {totals[peak]:.3g} GiB in the {kept[peak][0]}"
     side = "start" if peak < len(kept) / 5 else "end" if peak > len(kept) * 4 / 5 else "middle"
-    marks.append(_text(x(peak), y(totals[peak]) - 4, told, side))
+    level = y(max([totals[peak], *measured.values()])) - 5  # above the dashed lines, too
+    marks.append(_text(x(peak), level, told, side))
     if recorded:
         marks += _recorded(recorded, LEFT + wide + 60, y)
     marks += _legend(causes, TOP + HEIGHT + 34)
@@ -166,10 +167,14 @@ def _legend(causes: Sequence[str], top: float) -> Iterable[str]:
 
 
 def _axis(top: float, y: _Scale, left: float) -> Iterable[str]:
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        level = y(top * share)
+    from matplotlib.ticker import MaxNLocator
+
+    for gib in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top):
+        if gib > top:
+            break
+        level = y(gib)
         yield _line(left, level, WIDTH - RIGHT, level, 'stroke-opacity="0.15"')
-        yield _text(left - 6, level + 4, f"{top * share:.3g}", "end")
+        yield _text(left - 6, level + 4, f"{gib:.3g}", "end")
     yield _text(left - 6, TOP - 14, "GiB", "end")
 
 

@@ -211,6 +211,12 @@ def _which(run: Run) -> tuple[str, str, str]:
     return run.summary.id.study, run.summary.id.variant, run.summary.id.part
 
 
+def overrides_in(command: str) -> str:
+    """The settings that the command or the notebook of a run changed, in a line; empty if none."""
+    said = re.search(r"overrides \{(.*)\}$", command)
+    return said[1].replace("'", "") if said else ", ".join(re.findall(r"--set[ =](\S+)", command))
+
+
 def settings_apart(runs: Iterable[Run]) -> dict[Path, dict[str, str]]:
     """The settings, the seed left out, in which each run differs from any of the same study,
     variant and part. A setting that an older record does not have is no difference."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import UnknownName, no_column
+from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
 from lsai_core.base.tables import Part, as_text, value
 
 WIDE = 20  # columns; with more, the first ones are shown
@@ -19,14 +19,8 @@ _RATES = ("tflops", "per_s")  # so ends the name of a rate
 _QUOTED = re.compile(r"'([^']+)'")
 
 
-class NoColumn(KeyError):
+class NoColumn(UnknownKey):
     """A column that is not there, in one line with the nearest names."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"error: {self}"]
 
 
 def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,6 +94,8 @@ class Frame(pd.DataFrame):
         """What is not shown, in words; nothing if all is."""
         if not len(self) and "run" in self:
             return "no runs: none is there, or none is as it was asked for"
+        if not len(self):
+            return f"no rows; columns: {', '.join(map(str, self.columns)) or 'none'}"
         number, there = len(first_columns(self)), len(self.columns)
         if number == there:
             return ""
@@ -130,28 +126,42 @@ class Values(pd.Series):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name[0] == "_" or "run" not in self.index:
+            if name[0] == "_" or not self._has_names():
                 raise
-            raise UnknownName(no_column(name, map(str, self.index))) from None
+            raise UnknownName(self._no_entry(name)) from None
 
     def __getitem__(self, key: Any) -> Any:
         try:
             return super().__getitem__(key)
         except KeyError:
-            if not isinstance(key, str) or "run" not in self.index:
+            if not isinstance(key, str) or not self._has_names():
                 raise
-            raise NoColumn(no_column(key, map(str, self.index))) from None
+            raise NoColumn(self._no_entry(key)) from None
+
+    def _has_names(self) -> bool:
+        return bool(len(self)) and all(isinstance(name, str) for name in self.index)
+
+    def _no_entry(self, name: str) -> str:
+        if "run" in self.index:
+            return no_column(name, self.index)
+        return f"there is no {name!r}{hint(name, self.index)}"
 
     def __repr__(self) -> str:
+        if not len(self):
+            return "no values"
         if len(self) <= WIDE or "run" not in self.index:
-            return super().__repr__()
+            with pd.option_context(*_OPTIONS):
+                return super().__repr__()
         names = first_columns(Frame([self.to_dict()]))
         rows = [(name, self[name]) for name in names]
         note = f"1 run; {len(rows)} of {len(self)} columns are shown; lab.find_run(row) opens it"
         return as_text([Part("", rows=rows, note=note)])
 
 
-for _name in ("__getitem__", "drop", "groupby", "pivot_table", "query", "set_index", "sort_values"):
+for _name in (
+    *("__getitem__", "drop", "dropna", "groupby", "pivot_table", "query", "set_index"),
+    "sort_values",
+):
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from lsai_core.base import shown as tables
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import Known, UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import Seconds
@@ -105,7 +105,7 @@ class Study(Strict):
     )
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
-    variants: dict[Name, Variant]
+    variants: Annotated[dict[Name, Variant], AfterValidator(Known)]
 
     @model_validator(mode="before")
     @classmethod
