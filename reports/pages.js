@@ -1,7 +1,7 @@
 // Pages without Quarto, with the helpers of book.js: search through all chapters, from search.js as soon as somebody
 // searches; the section in sight is marked in the contents.
 const contents = document.getElementById("TOC"), lists = contents.querySelector("details");
-lists.open = matchMedia("(min-width: 68rem)").matches;
+lists.open = matchMedia("(min-width: 64rem)").matches;
 const field = make("input", { type: "search", placeholder: "Search the report", ariaLabel: "Search the report" });
 const found = make("div", { role: "status" });
 contents.prepend(field);
