@@ -19,8 +19,7 @@ const search = () => {
   lists.hidden = words.length > 0;
 };
 field.addEventListener("input", search);
-const fetched = () => document.head.append(make("script", { src: "search.js", onload: search }));
-field.addEventListener("focus", fetched, { once: true });
+field.addEventListener("focus", () => document.head.append(make("script", { src: "search.js", onload: search })), { once: true });
 const here = new Map([...lists.querySelectorAll("ul ul a")].map((link) => [link.hash.slice(1), link]));
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {

@@ -45,7 +45,7 @@ _BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.c
 # A reference as a page shows it, and as the data behind a table have it, perhaps kept from being a
 # formula.
 _SHOWN = re.compile(
-    r'<a href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
+    r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
 )
 _TOKEN = re.compile(r"(?<!\w)'?@((?:sec|fig|tbl)-[\w-]+)")
 _PAGES = [
@@ -87,10 +87,11 @@ def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | No
                     output = call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
                     output = _pandoc(reports, Path(folder), name)
-                _name_references(Path(folder))
-                shutil.copytree(
-                    folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ")
-                )
+                if name == "html":
+                    _name_references(Path(folder))
+                left = ("*.typ", *["data"] * (name == "pdf"))  # the pages' data are theirs
+                ignore = shutil.ignore_patterns(*left)
+                shutil.copytree(folder, out, dirs_exist_ok=True, ignore=ignore)
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
