@@ -197,7 +197,7 @@ class Judge:
     def repeated(self, value, each):
         n, needed = max(1, len(each)), self.claim.get("repeats", 1)
         kept = self.keeps(value) and all(map(self.keeps, each))
-        verdict = "fallen" if not kept else "held" if n >= needed else "incomplete"
+        verdict = "failed" if not kept else "held" if n >= needed else "incomplete"
         low, high = (min(each), max(each)) if len(each) > 1 else (None, None)
         return {"value": value, "low": low, "high": high, "n": n, "verdict": verdict}
 
@@ -244,7 +244,7 @@ class Judge:
             if self.claim.get("metric"):
                 good = [run for run in good if FIGURES[self.claim["metric"]](run) > 0]
             complete += len(good) == len(runs) >= needed
-        verdict = "held" if complete == len(term["variant"]) else "fallen"
+        verdict = "held" if complete == len(term["variant"]) else "failed"
         return {"value": complete, "low": None, "high": None, "n": needed, "verdict": verdict}
 
     def interval(self):
@@ -267,7 +267,7 @@ class Judge:
         elif self.keeps(value):
             verdict = "held"
         else:
-            verdict = "undecided" if all(map(self.keeps, nearest)) else "fallen"
+            verdict = "undecided" if all(map(self.keeps, nearest)) else "failed"
         result = {"value": value, "n": n, "verdict": verdict, "low": None, "high": None}
         result |= {"training_low": None, "training_high": None} | self.text()
         if n > 1:
@@ -347,7 +347,7 @@ def judged(claim, runs, distinct, recorded, bound):
         found = judge.interval() if claim["kind"] in LOSSES else judge.figure()
     judge.equal()
     if claim.get("void"):
-        found["verdict"] = "fallen"
+        found["verdict"] = "failed"
     runs = {run.name for run in judge.used}
     return found | judge.dates(bound) | {"gpu_sets": judge.gpu_sets(), "runs": runs}
 

@@ -125,7 +125,7 @@ def test_one_bad_repeat_fells_a_claim_and_one_run_says_so(checkout: Path) -> Non
     low = judge(
         checkout, rows(baseline=[100], bf16=[170]), RATIO.replace("same:", "repeats: 3, same:")
     )
-    assert low["verdict"] == "fallen"
+    assert low["verdict"] == "failed"
     void = judge(
         checkout, rows(baseline=[100], bf16=[190]), RATIO.replace("same:", "void: no base, same:")
     )
@@ -201,21 +201,21 @@ def test_an_interval_is_over_equal_seeds_and_decides_in_three_ways(checkout: Pat
     assert told == "+1.60 ± 0.68 (n = 5)"
     over = judge(checkout, runs, INTERVAL.replace("2.5", "2.2"))
     assert over["verdict"] == "undecided" and not over["held"]
-    assert judge(checkout, runs, INTERVAL.replace("2.5", "0.9"))["verdict"] == "fallen"
+    assert judge(checkout, runs, INTERVAL.replace("2.5", "0.9"))["verdict"] == "failed"
     below = rows(baseline=[*SEEDS], bf16=apart(-2, -1, -2, -1, -2))
     assert judge(checkout, below, INTERVAL)["verdict"] == "held"
-    assert judge(checkout, below, INTERVAL.replace("2.5", "0.9"))["verdict"] == "fallen"
+    assert judge(checkout, below, INTERVAL.replace("2.5", "0.9"))["verdict"] == "failed"
 
 
 def test_a_rise_is_held_by_the_lower_end(checkout: Path) -> None:
     runs = rows(baseline=[*SEEDS], bf16=apart(2, 1, 2, 1, 2))
     half = 2.776445 * 0.3**0.5 / 5**0.5
-    for bound, verdict in (("0.9", "held"), ("1.5", "undecided"), ("2.5", "fallen")):
+    for bound, verdict in (("0.9", "held"), ("1.5", "undecided"), ("2.5", "failed")):
         claim = judge(checkout, runs, INTERVAL.replace("at_most: 2.5", f"at_least: {bound}"))
         assert claim["verdict"] == verdict and claim["value"] == pytest.approx(1.6 - half, rel=1e-5)
     below = rows(baseline=[*SEEDS], bf16=apart(-2, -1, -2, -1, -2))
     rises = INTERVAL.replace("at_most: 2.5", "at_least: 0.9")
-    assert judge(checkout, below, rises)["verdict"] == "fallen"
+    assert judge(checkout, below, rises)["verdict"] == "failed"
 
 
 def test_too_few_seeds_decide_nothing_and_one_has_no_interval(checkout: Path) -> None:
@@ -288,7 +288,7 @@ def test_curves_are_compared_step_by_step_with_the_furthest_setting(
     told = claims_table(beside.to_frame().T, load_claims(checkout)).iloc[0]
     assert (told["bound"], told["measured"]) == ("≤ 9.5x, late", "7.00x (5.00 to 9.00, n = 2)")
     assert len(beside["runs"]) == 8
-    assert judge(checkout, runs, f"{CURVES}, at_most: 8, beside: window_512")["verdict"] == "fallen"
+    assert judge(checkout, runs, f"{CURVES}, at_most: 8, beside: window_512")["verdict"] == "failed"
 
 
 def test_curves_without_all_their_steps_are_no_data(checkout: Path, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_runs_that_cannot_be_made_again_are_judged_by_their_records(checkout: Pa
     with pytest.raises(UserError, match="study memory has no variant 'removed'"):
         judge(checkout, runs, claim)
     judged = judge(checkout, runs, f"{claim}, gone: 1a2b3c4d")
-    assert (judged["verdict"], judged["value"]) == ("fallen", 0.9)
+    assert (judged["verdict"], judged["value"]) == ("failed", 0.9)
 
 
 # When a bound was set, beside when its runs began.

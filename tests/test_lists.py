@@ -25,7 +25,9 @@ LONG = "words " * 60
 LISTS = {
     "runs list": r"^\d+ runs: \d+ ok, 1 failed$",
     "runs list course": r"^\d+ runs: \d+ ok$",
-    "runs compare memory.baseline memory.flash_attn": r"^first:  memory\.baseline, h100, ok, 2026-",
+    "runs compare memory.baseline memory.flash_attn": (
+        r"^first:  memory\.baseline(, repeat \d of \d)?, h100, ok, 2026-"
+    ),
     "study": r"^ablation +Sharded",
     "study memory --dry-run": r"^16 runs: \d+ to run; they are kept in$",
     "study memory --dry-run --only flash_attn --parts train --set fp8.recipe=te_delayed": (
@@ -102,7 +104,7 @@ def test_a_claim_is_one_line_and_full_has_its_sentence_and_runs(lab: Project) ->
     def claims(*options: str) -> str:
         process = lab.start("claims", *options)
         out, err = process.communicate(timeout=100)
-        assert process.returncode == 1, err  # one has fallen, one is undecided
+        assert process.returncode == 1, err  # one has failed, one is undecided
         return out
 
     first, late, _, heading, *lines = lines_at_100(claims())
@@ -110,13 +112,13 @@ def test_a_claim_is_one_line_and_full_has_its_sentence_and_runs(lab: Project) ->
     found = [row for row in found if row["name"] in some]
     held = sum(row["held"] for row in found)
     assert held == 2 and first == (
-        "4 claims: 2 held, 1 fallen, 1 undecided (--full: their sentences and runs)"
+        "4 claims: 2 held, 1 failed, 1 undecided (--full: their sentences and runs)"
     )
     assert late == "late: a bound that was set after a run that decides the claim"
     assert heading.split() == ["verdict", "claim", "machine", "measured", "bound"]
     assert [line.split()[0] for line in lines[:3]] == [row["verdict"] for row in found]
     assert [line.split()[1] for line in lines[:3]] == [row["name"] for row in found]
-    assert lines[3].split()[:3] == ["fallen", "void_one", "h100"]
+    assert lines[3].split()[:3] == ["failed", "void_one", "h100"]
     assert lines[3].endswith(" ≥ 2.2x, late")  # no commit shows this claim's bound
     speed = next(line for line in lines if "bf16_speed" in line)
     assert re.search(r" h100 +2\.62x \(2\.62 to 2\.63, n = 3\) +≥ 1\.8x$", speed), speed

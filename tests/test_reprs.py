@@ -124,3 +124,27 @@ def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) 
 def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
     for function in (lab.curves, lab.compare, lab.find_run, lab.predict, lab.steps):
         assert "collections.abc" not in str(inspect.signature(function)), function
+
+
+def test_points_show_what_they_are_and_their_rates(empty: Path) -> None:
+    text = repr(lab.points(lab.load("attention")))
+    heads = text.splitlines()[0].split()
+    assert {"machine", "variant", "backend", "length", "training_tflops"} <= {*heads}
+    assert max(map(len, text.splitlines())) <= 160 and " points; " in text.splitlines()[-1]
+    assert "training_tflops_p25" not in heads and "own" not in heads
+
+
+def test_a_prediction_says_what_a_step_is_and_keeps() -> None:
+    for overrides, said in (
+        ({}, "a step is 1 micro-batch of 1 sequence, with bf16 weights and bf16 states"),
+        (
+            {
+                "batch_size": 2,
+                "grad_accum": 4,
+                "precision": "bf16_autocast",
+                "optim.states": "8bit",
+            },
+            "a step is 4 micro-batches of 2 sequences, with fp32 weights and 8-bit states",
+        ),
+    ):
+        assert said in repr(lab.predict("lab-tiny", 24, overrides=overrides))

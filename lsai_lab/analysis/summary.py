@@ -2,13 +2,12 @@
 one figure, when two variants are equal, what "best" means. Nothing here displays.
 """
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from lsai_core.base.errors import UserError, no_column
+from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import listed
@@ -20,8 +19,8 @@ from lsai_lab.runs.result_names import require_known
 # that study lies 0.4 to 4.1 % apart (`lsai_lab.analysis.sessions`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
-_NEARLY = 0.85  # so like one of the variants' names that it was meant
 VARIANT = ("machine", "variant", "label")
+_APART = ("study", "part")  # runs of two of these are no repeats of each other
 
 
 def over_repeats(metric: str, values: pd.Series) -> float:
@@ -34,40 +33,59 @@ def over_repeats(metric: str, values: pd.Series) -> float:
 def summarize(
     runs: pd.DataFrame, metrics: str | Sequence[str], by: str | Sequence[str] = VARIANT
 ) -> pd.DataFrame:
-    """One row per variant and machine, in the order of `runs`: `by`, `n` (runs that ended ok),
-    `outcome` (ok if any did), `reason`, `run` (the first good run's folder), and for each metric
-    its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run
-    has it.
+    """One row per variant and machine, in the order of `runs`: `by`, `n` (good repeats with a
+    value, the most of any metric), `outcome` (ok if any ended so), `reason`, `run` (the folder of
+    the first run with a value of the first metric that any has), and for each metric its figure
+    over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run has it.
 
     The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
-    the same settings but for the seed: own runs that `lab.load(..., mine=True)` or `lab.sweep` gave
-    are split by their column `differs`, too. UserError for a metric that no run can have, or a
-    column of `by` that is not there.
+    the same settings but for the seed. So `study` and `part` split the rows, too, as columns, where
+    a metric was measured in several; own runs that `lab.load(..., mine=True)` or `lab.sweep` gave
+    are split by `differs`. UserError for a metric that no run can have, or a column of `by` that is
+    not there.
     """
     metrics, by = listed(metrics), listed(by)
     require_columns(by, runs)
     require_known(metrics, runs.columns)
-    by = [*by, *({"differs"} & {*runs} - {*by})]
+    values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
+    apart = [name for name in _APART if name in runs and _is_apart(runs[name], values)]
+    apart += [name for name in ("differs",) if name in runs]
+    groups = [*by, *(name for name in apart if name not in by)]
     rows = []
-    for names, group in runs.groupby(by, sort=False):
-        good = group[group["outcome"] == "ok"]
-        first = (good if len(good) else group).iloc[0]
-        row: dict[str, Any] = dict(zip(by, names, strict=True))
-        row |= {
-            "n": len(good),
-            "outcome": first["outcome"],
-            "reason": first["reason"],
-            "run": first["run"],
-        }
-        for metric in metrics:
-            values = (
-                pd.to_numeric(good[metric]).dropna() if metric in good else pd.Series(dtype=float)
-            )
-            row[metric] = over_repeats(metric, values) if len(values) else float("nan")
-            row[f"{metric}_low"], row[f"{metric}_high"] = values.min(), values.max()
-        rows.append(row)
+    for names, group in runs.groupby(groups, sort=False):
+        row: dict[str, Any] = dict(zip(groups, names, strict=True))
+        rows.append(row | _figures(group, values.loc[group.index]))
     found = [f"{metric}{end}" for metric in metrics for end in ENDS]
-    return Frame(rows, columns=[*by, "n", "outcome", "reason", "run", *found])
+    frame = Frame(rows, columns=[*groups, "n", "outcome", "reason", "run", *found])
+    # a part that measures other things adds no row to a variant that another part tells
+    told = frame.groupby(by, sort=False)["n"].transform("max") > 0
+    return frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
+
+
+def _measured(runs: pd.DataFrame, metric: str) -> pd.Series:
+    """The values of the runs that ended ok; of all others missing."""
+    if metric not in runs:
+        return pd.Series(float("nan"), index=runs.index)
+    return pd.to_numeric(runs[metric].where(runs["outcome"] == "ok"))
+
+
+def _is_apart(names: pd.Series, values: pd.DataFrame) -> bool:
+    """Whether any of the metrics was measured under several of these names."""
+    return any(names[values[metric].notna()].nunique() > 1 for metric in values)
+
+
+def _figures(group: pd.DataFrame, values: pd.DataFrame) -> dict[str, Any]:
+    """What `summarize` says of runs that are repeats of each other."""
+    good, there = group["outcome"] == "ok", values.notna()
+    shown = next((there[name] for name in there if there[name].any()), good)
+    first = group[shown if shown.any() else ~good].iloc[0]
+    row: dict[str, Any] = {"n": int(max(there.sum(), default=good.sum()))}
+    row |= {name: first[name] for name in ("outcome", "reason", "run")}
+    for metric in values:
+        found = values[metric].dropna()
+        row[metric] = over_repeats(metric, found) if len(found) else float("nan")
+        row[f"{metric}_low"], row[f"{metric}_high"] = found.min(), found.max()
+    return row
 
 
 def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Series:
@@ -78,23 +96,25 @@ def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Se
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
-    """Each row's `metric` over that of variant `baseline` on the same machine; missing where there
-    is none. UserError for a column that is not there, a name that is nearly one of the variants',
-    and where several rows of a machine could be what the others are compared with."""
+    """Each row's `metric` over that of variant `baseline` on the same machine, of the same study
+    and part where the rows say these; missing where there is none. UserError for a column that is
+    not there, a name that no row has, and where several rows could be what the others are compared
+    with."""
     require_columns([metric, "variant", "machine"], rows)
-    variants = list(dict.fromkeys(rows["variant"]))
-    if baseline is not None and baseline not in variants:
-        for nearest in difflib.get_close_matches(baseline, variants, n=1, cutoff=_NEARLY):
-            raise UserError(f"there is no variant {baseline!r}; did you mean {nearest}?")
+    if baseline is not None and len(rows) and baseline not in {*rows["variant"]}:
+        raise UserError(
+            f"no row is the variant {baseline!r}{hint(baseline, rows['variant'].unique())}"
+        )
+    same = ["machine", *(name for name in _APART if name in rows)]
     there = rows[(rows["variant"] == baseline) & rows[metric].notna()]
-    for machine, several in there.groupby("machine"):
+    for (machine, *_), several in there.groupby(same):
         if several[metric].nunique() > 1:
             raise UserError(
-                f"{len(several)} rows of {machine} are the variant {baseline}; choose one with "
-                f"query, or make one of them with lab.summarize(runs, {metric!r})"
+                f"{len(several)} rows of {machine} are the variant {baseline}; choose one "
+                f"with query, or make one of them with lab.summarize(runs, {metric!r})"
             )
-    base = there.drop_duplicates("machine").set_index("machine")[metric]
-    return rows[metric] / rows["machine"].map(base)
+    base = there.drop_duplicates(same)[[*same, metric]]
+    return rows[metric] / rows[same].merge(base, how="left", on=same)[metric].to_numpy()
 
 
 def equal_to_best(

@@ -63,7 +63,7 @@ def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
         & (runs["precision"] == "bf16")
         & (runs["loss"] == "fused")
     )
-    same &= (runs["fp8_recipe"] == "none") & runs["compile"].eq(True)
+    same &= runs["fp8_recipe"].isna() & runs["compile"].eq(True)
     same &= runs["optim.kernel"].isin(["auto", "triton"])
     same &= runs["optim.rounding"].fillna("nearest").eq("nearest")
     groups = runs[same].groupby(["study", "part", "variant", "attention_kernel"], sort=False)
@@ -104,13 +104,13 @@ def sessions(runs: pd.DataFrame) -> pd.DataFrame:
 
 def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
     """Every claim of `lab.judged()` in words, those that did not hold first, then by `places`
-    (claim or study -> section): `claim`, `verdict` (fallen is said *failed*), `bound`, `measured`,
+    (claim or study -> section): `claim`, `verdict` (bold where not held), `bound`, `measured`,
     `bound set`, `first run`, `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
     rows = claims_table(found, declared)
     rows = rows.rename(columns={"bound_set": "bound set", "first_run": "first run"})
-    rows["verdict"] = rows["verdict"].str.replace("fallen", "failed")
+    rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [

@@ -65,7 +65,7 @@ class Claim(Strict):
         [], description="results or settings that must agree among all its runs"
     )
     void: str | None = Field(
-        None, description="why the records cannot carry the claim: it counts as fallen"
+        None, description="why the records cannot carry the claim: it counts as failed"
     )
     reason: str | None = Field(None, description="why a withdrawn claim was withdrawn")
     gone: str | None = Field(

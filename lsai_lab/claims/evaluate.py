@@ -69,7 +69,7 @@ COLUMNS = (
     *TRAINING,
     "runs",
 )
-VERDICTS = ("held", "fallen", "undecided", "incomplete", "no data", "withdrawn")
+VERDICTS = ("held", "failed", "undecided", "incomplete", "no data", "withdrawn")
 _IDENTITY = ["study", "variant", "part", "repeat"]
 
 
@@ -169,7 +169,7 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> tuple[dict[str, Any],
     bad = found.rows[found.rows["outcome"] != "ok"]
     notes = [claim.void, found.note or "; ".join(bad["variant"] + ": " + bad["outcome"])]
     notes.append(f"{found.n} of {claim.repeats} runs" if found.n < claim.repeats else None)
-    verdict = "fallen" if claim.void is not None else found.verdict
+    verdict = "failed" if claim.void is not None else found.verdict
     note = "; ".join(filter(None, notes))
     return row | {"verdict": verdict, "note": note, "runs": [*dict.fromkeys(places)]}, found.rows
 
@@ -218,7 +218,7 @@ def _repeated(claim: Claim, value: float, each: list[float], *rest: Any) -> Foun
     """A figure whose repeats must all keep the bound."""
     broken = [one for one in each if not claim.holds(one)]
     n = max(1, len(each))
-    found = Found(value, None, n, "fallen", *rest)
+    found = Found(value, None, n, "failed", *rest)
     if len(each) > 1:
         found.ends = min(each), max(each)
     if claim.holds(value) and not broken:
@@ -292,7 +292,7 @@ def _count(claim: Claim, rows: pd.DataFrame) -> Found:
         if have.get(name, 0) < n
     ]
     value = float(claim.total - len(short))
-    verdict = "held" if claim.holds(value) else "fallen"
+    verdict = "held" if claim.holds(value) else "failed"
     return Found(value, None, claim.repeats, verdict, used, {}, "; ".join(short))
 
 

@@ -2,7 +2,7 @@
 differences seed by seed, joint for all settings of the claim.
 
 A claim with `at_most` bounds the change to both sides, one with `at_least` says that it is a rise
-of so much or more. It is *held* if every interval keeps the bound, *fallen* if one lies wholly
+of so much or more. It is *held* if every interval keeps the bound, *failed* if one lies wholly
 beyond it, and else *undecided*: more seeds would tell. With fewer seeds than it asks for it is
 incomplete, and one seed has no interval at all.
 """
@@ -56,7 +56,7 @@ def decisive_end(claim: Claim, interval: Interval) -> float:
 
 
 def interval_verdict(claim: Claim, rows: pd.DataFrame) -> str:
-    """`held`, `fallen`, `undecided` or `incomplete`, whatever else stands against the claim."""
+    """`held`, `failed`, `undecided` or `incomplete`, whatever else stands against the claim."""
     found = _intervals(claim, rows)
     if any(interval.n < claim.repeats for interval in found):
         return "incomplete"
@@ -64,7 +64,7 @@ def interval_verdict(claim: Claim, rows: pd.DataFrame) -> str:
         return "held"
     ends = [interval.ends for interval in found]
     clear = [high if claim.at_least is not None else max(low, -high) for low, high in ends]
-    return "fallen" if any(not claim.holds(end) for end in clear) else "undecided"
+    return "failed" if any(not claim.holds(end) for end in clear) else "undecided"
 
 
 def training_interval(claim: Claim, rows: pd.DataFrame, variant: str) -> Interval | None:

@@ -1,6 +1,6 @@
 """Claims in the short notation of a table: `1.43x (1.42 to 1.44, n = 3)`, from the smallest to the
 largest repeat, or of losses `+0.13 ± 0.01 (n = 5)`, the mean and half its 95 % interval; when each
-bound was set; and what has fallen or is not decided."""
+bound was set; and what has failed or is not decided."""
 
 import math
 from typing import Any
@@ -30,9 +30,9 @@ def claim_value(claim: Claim, value: float, digits: int = 3) -> str:
 
 def claims_table(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFrame:
     """Rows of `evaluate` as name, claim (its short text), bound (`late` where it was set after a
-    run that decides it), measured (a dash without a value), verdict (bold where not held),
-    bound_set and first_run (days, UTC), and of losses text, how much each run read, and training,
-    the interval of the training loss."""
+    run that decides it), measured (a dash without a value), verdict, bound_set and first_run (days,
+    UTC), and of losses text, how much each run read, and training, the interval of the training
+    loss."""
     rows = []
     for row in claims.itertuples():
         claim = declared[row.name]
@@ -43,7 +43,7 @@ def claims_table(claims: pd.DataFrame, declared: dict[str, Claim]) -> pd.DataFra
                 "claim": claim.short,
                 "bound": f"{row.bound[0]} {claim_value(claim, claim.limit, 0)}{late}",
                 "measured": _measured(claim, row) if pd.notna(row.value) else "–",
-                "verdict": row.verdict if row.held else f"**{row.verdict}**",
+                "verdict": row.verdict,
                 "bound_set": _day(row.bound_set),
                 "first_run": _day(row.first_run),
                 "text": text_words(row.tokens, row.distinct_tokens, row.passes),

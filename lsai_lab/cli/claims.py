@@ -1,7 +1,7 @@
 """`lsai claims`, `attention-table`: what follows from the records, headline by headline and kernel
 by kernel.
 
-A fallen claim is shown, never dropped, and one without data counts as fallen, because a headline
+A failed claim is shown, never dropped, and one without data counts as failed, because a headline
 without evidence must not stand.
 """
 

@@ -12,7 +12,7 @@ from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
 from lsai_lab.runs.difference import Difference, difference, differing, differing_settings
-from lsai_lab.runs.find import find_folder, machine_of, opened
+from lsai_lab.runs.find import find_folder, machine_of, opened, repeats_of, which_repeat
 from lsai_lab.runs.records import Run, find_runs, name_in
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.study import study_names
@@ -76,16 +76,19 @@ def compare_two(
     session = Session()
     reports = session.root / "reports"
     folders = (find_folder(text, session.runs_root, reports) for text in (first, second))
-    found = difference(*(opened(folder, machine_of(folder)) for folder in folders))
+    runs = [opened(folder, machine_of(folder)) for folder in folders]
+    found = difference(*runs)
     rows = [
         {"what": key, first: found.one.get(key), second: found.other.get(key)} for key in found.keys
     ]
     if as_json or not rows:
         return show_rows(rows, as_json, "they differ in nothing")
-    for which, facts in (("first: ", found.one), ("second:", found.other)):
+    for which, run in zip(("first: ", "second:"), runs, strict=True):
+        summary = run.summary
+        reason = f" ({summary.reason})" if summary.reason else ""
         say(
-            f"{which} {facts['run']}, {facts['machine']}, {facts['outcome']}, "
-            f"{facts['started'][:16]}"
+            f"{which} {summary.id}{which_repeat(run, repeats_of(run))}, {run.machine}, "
+            f"{summary.outcome}{reason}, {summary.started[:16]}"
         )
     parts = {differing(len(found.settings), "setting"): found.settings, "Results": found.results}
     parts |= {"Everything else": found.rest} if full else {}

@@ -18,7 +18,8 @@ from lsai_lab.project.files import listed
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
 from lsai_lab.report.show import figure
 from lsai_lab.report.style import series_style
-from lsai_lab.runs.find import opened
+from lsai_lab.runs.difference import settings_apart
+from lsai_lab.runs.find import machine_of, opened
 from lsai_lab.runs.records import Run, name_in
 
 # How an axis is called; a column without an entry has its own name.
@@ -39,6 +40,7 @@ _WORDS = {
 COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MOST_LINES = 20  # of a picture
+_REPEAT = 3  # its place among the facts of a legend
 _MARKED = 40  # points: with fewer, each has a marker
 
 
@@ -60,7 +62,7 @@ def curves(
         raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
     if len(asked) > _MOST_LINES:
         raise UserError(f"those are {len(asked)} runs; a picture takes at most {_MOST_LINES}")
-    frames = {_label(run, asked): steps(run) for run in asked}
+    frames = dict(zip(_labels(asked), map(steps, asked), strict=True))
     columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)
     if any(name.endswith("loss") for name in columns):
@@ -77,31 +79,51 @@ def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
         run.summary.results.get("dataset") or (run.config.get("data") or {}).get("source")
         for run in records
     ]
-    if len({text for text in texts if text}) > 1:
+    # a run that has not ended is known to read a source, one that has `source-<hash>`
+    sources = {text.rpartition("-")[0] for text in texts if text}
+    if len({text for text in texts if text} - sources) > 1:
         whose = ", ".join(f"{label} of {text}" for label, text in zip(labels, texts, strict=False))
         print(f"losses of several texts do not compare, for each is per token of its own: {whose}")
 
 
-def _label(run: AnyRun, among: Sequence[AnyRun]) -> str:
-    """What the run is called in the legend: its given name, or its label with what tells it from
-    the others."""
-    record = opened(folder_of(run))
-    names = [opened(folder_of(other)).summary.id.name for other in among]
-    given, label = name_in(record.plan), record.plan.get("label") or record.summary.id.variant
-    if given:
-        return str(given)
-    if len(among) > 1 and names.count(record.summary.id.name) > 1:
-        return f"{label} ({_place(record)})"
-    return str(label)
+def _labels(runs: Sequence[AnyRun]) -> list[str]:
+    """What each run is called in the legend: its given name, or its label with what tells it from
+    the others of that label: machine, settings, part, repeat, else its key."""
+    records = [opened(folder_of(run)) for run in runs]
+    apart = settings_apart(records)
+    labels = [_called(record) for record in records]
+    among: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        among.setdefault(label, []).append(place)
+    for places in (places for places in among.values() if len(places) > 1):
+        facts = [_facts(records[place], apart[records[place].folder]) for place in places]
+        for place, told in zip(places, _told_apart(facts), strict=True):
+            labels[place] += f" ({told})" if told else ""
+    return labels
 
 
-def _place(record: Run) -> str:
-    recorded = "recorded" in record.folder.parts
-    return record.folder.parts[-3] if recorded else record.summary.id.key
+def _called(record: Run) -> str:
+    return str(name_in(record.plan) or record.plan.get("label") or record.summary.id.variant)
+
+
+def _facts(record: Run, settings: dict[str, str]) -> tuple[str, ...]:
+    which = record.summary.id
+    changed = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return (machine_of(record.folder) or "own", changed, which.part, str(which.repeat), which.key)
+
+
+def _told_apart(facts: Sequence[tuple[str, ...]]) -> list[str]:
+    """Of each run the first facts that, together, no other run has."""
+    told = [""] * len(facts)
+    for place, values in enumerate(zip(*facts, strict=True)):
+        if len({*told}) < len(told) and len({*values}) > 1:
+            words = [f"repeat {int(each) + 1}" if place == _REPEAT else each for each in values]
+            told = [", ".join(filter(None, pair)) for pair in zip(told, words, strict=True)]
+    return told
 
 
 def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: int) -> Figure:
-    there = {name for frame in frames.values() for name in frame}
+    there = {name for frame in frames.values() for name in frame if len(frame)}
     for name in (x, *columns):
         if name not in (*COLUMNS, *there):
             known = dict.fromkeys((*COLUMNS, *there))
@@ -174,7 +196,7 @@ class LiveCurves:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         folders = [run.folder for run in self._runs]
-        frames = {_label(folder, folders): steps(folder) for folder in folders}
+        frames = dict(zip(_labels(folders), map(steps, folders), strict=True))
         if not any(len(frame) for frame in frames.values()):
             return
         with plt.ioff():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +35,32 @@ class _Parameters(Strict):
 
 def open_run(
     study: str,
-    variant: str,
+    variant: str = "",
     *,
     folder: str = "",
     part: str = "",
     profile: str | None = None,
-    overrides: dict[str, Any] | None = None,
+    overrides: Mapping[str, Any] | Strict | None = None,
     name: str | None = None,
     tags: Sequence[str] = (),
     note: str | None = None,
 ) -> Run:
-    """A run of a study's variant, planned here and now: `lab.open_run("memory", "bf16")`. With a
-    `folder`, seen from the project's root, the run that the driver planned there.
+    """A run of a study's variant, planned here and now: `lab.open_run("memory", "bf16")`, or
+    `lab.open_run("memory.bf16")`. With a `folder`, seen from the project's root, the run that the
+    driver planned there.
 
     `part`: one of the study's; empty: the first that measures `variant`. `profile`: a name in
     params/profiles, `""` or None for this machine's. `overrides` are settings with dots
-    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here. `name`, `tags` and `note`
-    are what you call it: `lab.find_run(name)`, columns of `lab.load`. A run that is there already
-    keeps the names that it has. Where another run that was executed has the name already, a line
-    says so; of several runs of one name the newest that was executed is meant.
+    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here, or a whole
+    config, such as that of `lab.plan(...)`. `name`, `tags` and `note` are what you call it:
+    `lab.find_run(name)`, columns of `lab.load`. A run that is there already keeps the
+    names that it has. Where another run that was executed has the name already, a line says so; of
+    several runs of one name the newest that was executed is meant.
 
     Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if
     another process is executing the run.
     """
+    study, variant = _which(study, variant)
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")
     _refuse_unknown_parameters()
@@ -83,6 +86,25 @@ def open_run(
     _say_whose_name(told.get("name"), plan[0].folder)
     call(plan[0].folder, told)
     return Run(plan[0].folder)
+
+
+def _which(study: Any, variant: str) -> tuple[str, str]:
+    """A study and one of its variants, which `study.variant` names, too. UserError for a config and
+    for a study alone."""
+    if isinstance(getattr(study, "config", study), Strict):
+        raise UserError(
+            "a run is of a study's variant, which a config changes: "
+            'lab.open_run("memory", "bf16", overrides=config)'
+        )
+    if variant or not isinstance(study, str):
+        return study, variant
+    study, _, variant = study.partition(".")
+    if not variant:
+        raise UserError(
+            f"which variant of {study}? lab.open_run({study!r}, variant) takes one of "
+            f"{', '.join(Session().study(study).variants)}"
+        )
+    return study, variant
 
 
 def _say_whose_name(name: str | None, folder: Path) -> None:

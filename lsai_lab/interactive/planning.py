@@ -22,6 +22,8 @@ def first_part(study: Study, variants: Sequence[str]) -> str:
 
 def as_mapping(overrides: Any) -> Any:
     """Overrides as papermill gives them on its command line: a text of YAML is read."""
+    if isinstance(overrides, Strict):  # the config of a plan, a prediction or a run
+        return overrides.model_dump(mode="json")
     if isinstance(overrides, str):
         return parse_value(overrides) if overrides else {}
     return {} if overrides is None else overrides

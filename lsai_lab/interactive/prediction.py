@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import torch
 from torch import nn
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part
+from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
@@ -58,7 +60,7 @@ class Predicted(Shown):
 
     def shown(self) -> list[Part]:
         """The answer, the peak by cause, the GPUs."""
-        about = describe(self.config)
+        about = f"{describe(self.config)}; {_assumed(self.config)}"
         parts = [(name, size) for name, size in self.parts.items() if size]
         gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
         rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
@@ -68,6 +70,15 @@ class Predicted(Shown):
             Part(f"Peak of {self.peak_gib:.2f} GiB; {needs}", ("cause", "GiB"), parts),
             Part("", list(gpus.columns), rows),
         ]
+
+
+def _assumed(config: TrainConfig) -> str:
+    """What a step does and keeps, in words that one may not have asked for."""
+    many = f"{config.grad_accum} micro-batches" if config.grad_accum > 1 else "1 micro-batch"
+    sequences = "1 sequence" if config.batch_size == 1 else f"{config.batch_size} sequences"
+    dtype = "bf16" if weight_dtype(config.precision) == torch.bfloat16 else "fp32"
+    states = "8-bit states" if config.optim.states == "8bit" else f"{dtype} states"
+    return f"a step is {many} of {sequences}, with {dtype} weights and {states}"
 
 
 def predict(

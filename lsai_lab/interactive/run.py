@@ -11,7 +11,7 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from lsai_lab.interactive.planning import ABOUT, checked_about
 from lsai_lab.interactive.results import Ended, Results, unfolded
 from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
-from lsai_lab.project.files import repo_root
+from lsai_lab.project.files import listed, repo_root
 from lsai_lab.report import load
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
@@ -125,7 +125,9 @@ class Run(Shown):
         """Where the run stands, in words."""
         summary, steps = self.record.summary, len(self.steps)
         of = self.record.config.get("steps") if self._has_steps else None
-        done = f"{steps} of {of} steps are done" if of else f"{steps} points are measured"
+        done = f"{steps} points are measured"
+        if self._has_steps:
+            done = f"{steps} of {of} steps are done" if of else f"{steps} steps are done"
         if going_on(self.folder):
             return f"goes on: {done}"
         if summary.outcome == "ok":
@@ -152,8 +154,7 @@ class Run(Shown):
     def steps(self) -> pd.DataFrame:
         """One row for each step, as `lab.steps` gives it, or for each point of a measurement, that
         is done; while the run goes on, too."""
-        frame = load.steps(self) if self._has_steps else pd.DataFrame()
-        return frame if len(frame) else records.read_metrics(self.folder)
+        return load.steps(self) if self._has_steps else records.read_metrics(self.folder)
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -164,20 +165,22 @@ class Run(Shown):
     def memory(self) -> pd.DataFrame:
         """Peak memory (GiB) of each phase of a step and of the whole step. UserError if none was
         measured."""
-        results = self.results
         if not self._has_steps:
             raise UserError(
                 f"{self.id} is of kind {self.kind}: no training, so no phases of a step"
             )
+        results = self.record.summary.results
         rows = [
             (phase, results[f"mem_{phase}_peak_gib"])
             for phase in _PHASES
             if f"mem_{phase}_peak_gib" in results
         ]
         if not rows:
-            raise UserError(
-                f"{self.id.folder} measured no memory; set profile.memory_steps above 0"
-            )
+            why = self.state
+            if self.outcome == "ok":
+                asked = self.record.config.get("profile", {}).get("memory_steps")
+                why = "too few steps" if asked else "set profile.memory_steps above 0"
+            raise UserError(f"{self.id.folder} measured no memory: {why}")
         whole = ("whole step", results["mem_peak_allocated_gib"])
         return pd.DataFrame([*rows, whole], columns=["phase", "peak_gib"])
 
@@ -188,20 +191,22 @@ class Run(Shown):
         try:
             return Results(Summary.read(self.folder))
         except FileNotFoundError:
-            words = "has no results yet: run.execute() does the work"
-            raise UserError(f"{self.id.folder} {words}, run.steps shows what is done") from None
+            words = f"{self.id.folder} has no results yet: {self.state}"
+            raise UserError(f"{words}; run.steps shows what is done") from None
 
-    def plot(self, *columns: str, x: str = "step") -> None:
-        """Draw columns of `steps` (default: the loss and the speed) against the step or another
-        column; of a run without training steps a line says so. UserError for an unknown column."""
+    def plot(self, *columns: str, x: str = "step", y: str | Sequence[str] = ()) -> None:
+        """Draw columns of `steps` (default: the loss and the speed), named one by one or as `y`,
+        against the step or another column; of a run without training steps a line says so.
+        UserError for an unknown column."""
         from lsai_lab.interactive.curves import curves
 
         if len(self.steps) and self._has_steps:
-            return curves(self, y=columns or ("loss", "tokens_per_s"), x=x)
-        what = (
-            "has taken no step yet" if self._has_steps else f"is of kind {self.kind}, no training"
-        )
-        print(f"nothing to draw: {self.id} {what}; run.steps and run.results hold what it measured")
+            return curves(self, y=[*columns, *listed(y)] or ("loss", "tokens_per_s"), x=x)
+        if self._has_steps:
+            print(f"nothing to draw: {self.id} has taken no step; {self.state}")
+        else:
+            what = f"{self.id} is of kind {self.kind}, no training"
+            print(f"nothing to draw: {what}; run.steps and run.results hold what it measured")
 
     def timeline(self) -> Picture:
         """The memory of a step by cause and its kernels, as far as they were recorded or can be

@@ -7,8 +7,10 @@ from lsai_lab.claims import words
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
 from lsai_lab.project.files import reading_root
-from lsai_lab.report.load import recorded, studies
+from lsai_lab.report.load import recorded, say, studies
 from lsai_lab.runs.frames import Frame
+
+_MANY = 20  # claims: so many take a while
 
 
 def claims_table(*names: str) -> pd.DataFrame:
@@ -19,13 +21,15 @@ def claims_table(*names: str) -> pd.DataFrame:
 
 def judged(*names: str) -> pd.DataFrame:
     """The claims `names` (none: all) by name: `value`, `low`, `high`, `n`, `bound`, `verdict`
-    ("held", "fallen", ...), `sentence`, `runs` (their folders). UserError for an unknown name."""
+    ("held", "failed", ...), `sentence`, `runs` (their folders). UserError for an unknown name."""
     declared = load_claims()
     if unknown := [name for name in names if name not in declared]:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
     asked = {name: declared[name] for name in names} or declared
     terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
     wanted = {term.study for term in terms if term is not None} & {*studies()}
+    if len(asked) > _MANY:
+        say(f"judging {len(asked)} claims by the recorded runs takes half a minute")
     found = evaluate(recorded(*sorted(wanted)), asked).set_index("name")
     folder = reading_root() / "reports" / "recorded"
     found["runs"] = [

@@ -92,7 +92,8 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
     (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
     `model.n_layers`; `config.steps` where a result has the same name); the environment as
-    `env.gpu`, `env.torch`. What people look for first is in front.
+    `env.gpu`, `env.torch`. A result "none" is missing: `fp8_recipe.notna()` are the fp8 runs. What
+    people look for first is in front.
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
@@ -151,7 +152,7 @@ def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) ->
     parts = [f"{ended} ended with other settings, code or machine (mine=True)"] * bool(ended)
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
     if left:
-        _say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
+        say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
 
 
 def _main(frame: pd.DataFrame) -> pd.Series:
@@ -266,10 +267,10 @@ def _refuse(run: AnyRun, why: str) -> None:
     may have what is asked for, a line says why it has none."""
     if not isinstance(run, Mapping):
         raise UserError(why)
-    _say(why)
+    say(why)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Print a line, once; not where a notebook is executed as a page."""
     if PAGE_FOLDER not in os.environ:
         tell_once(line)
@@ -320,9 +321,11 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         run.plan.get("note"),
     )
     gpu = run.env.get("gpu") or "CPU"
+    done = {} if summary.outcome == "ok" or "steps" in summary.results else _steps_done(run)
     row = (
         {"gpu": _GPU.get(gpu, gpu)}
-        | summary.results
+        | done
+        | {name: None if found == "none" else found for name, found in summary.results.items()}
         | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
     )
     for key, value in flatten(run.config).items():
@@ -330,6 +333,11 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
     return in_frame(row) | {"label": label, "run": shown_path(run.folder)}
+
+
+def _steps_done(run: Run) -> dict[str, int]:
+    """How many steps a training did that did not end well: `steps`, as of one that did."""
+    return {"steps": len(run.rows)} if run.summary.kind in TRAININGS else {}
 
 
 def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
@@ -368,7 +376,11 @@ def finished_run(run: AnyRun) -> Run:
 
 def folder_of(run: AnyRun) -> Path:
     """The folder of a run, ended or not. UserError if there is none like it."""
-    found = getattr(run, "folder", None) or run
+    found = run if isinstance(run, pd.DataFrame) else getattr(run, "folder", None) or run
+    if isinstance(found, pd.DataFrame):
+        if len(found) != 1:
+            raise UserError(f"one run is wanted, and the frame has {len(found)} rows")
+        found = found.iloc[0]
     if isinstance(found, (Mapping, pd.Series)):
         if "run" not in found:
             raise UserError("a run's row has a column `run`; take a row of lab.load(...)")

@@ -2,7 +2,7 @@
 command line."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,16 @@ class Difference:
     def remark(self) -> str:
         """Why some results of the two do not compare; empty if all do."""
         peaks = (self._two_peaks, self._above_peak)
-        return "; ".join(filter(None, (self._two_texts, *peaks, self._disturbed)))
+        whose = (self._two_texts, *peaks, self._two_machines, self._disturbed)
+        return "; ".join(filter(None, whose))
+
+    @property
+    def _two_machines(self) -> str:
+        """That speeds of the two do not compare, as those of two machines; empty if they do."""
+        one, other = (facts.get("machine") for facts in (self.one, self.other))
+        if one == other or not any(key in self.results for key in _TIMED):
+            return ""
+        return f"speeds of two machines do not compare: {one} and {other}"
 
     @property
     def _disturbed(self) -> str:
@@ -166,7 +175,8 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     """What sets each run's config apart from those of the same study, variant and part, in words
-    (`optim.lr=0.001`): see `settings_apart`. A profile stands for all that it sets."""
+    (`optim.lr=0.001`), what fewest have first: see `settings_apart`. What more than half of them
+    have is left out, and a profile stands for all that it sets."""
     by_profile = defaultdict(list)
     profiles = defaultdict(set)
     for run in runs:
@@ -176,9 +186,17 @@ def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
     found = {}
     for profile, same in by_profile.items():
         apart = settings_apart(same)
+        there = Counter(map(_which, same))
+        have = Counter((_which(run), item) for run in same for item in apart[run.folder].items())
         for run in same:
-            told = {"profile": profile} if profile and len(profiles[_which(run)]) > 1 else {}
-            told |= apart[run.folder]
+            which = _which(run)
+            told = {"profile": profile} if profile and len(profiles[which]) > 1 else {}
+            rare = [
+                (have[which, item], *item)
+                for item in apart[run.folder].items()
+                if have[which, item] <= there[which] / 2
+            ]
+            told |= {key: value for _, key, value in sorted(rare)}
             found[run.folder] = ", ".join(f"{key}={value}" for key, value in told.items())
     return found
 

@@ -111,6 +111,36 @@ def machine_of(folder: Path) -> str | None:
     return folder.parts[-3] if "recorded" in folder.parts[-4:-3] else None
 
 
+def repeats_of(run: Run) -> list[Run]:
+    """The runs beside this one that ended ok and are repeats of it, itself among them: the same
+    study, variant, part and settings but for the seed. This one alone if it did not end ok."""
+    if run.summary.outcome != "ok":
+        return [run]
+    one, found = run.summary.id, []
+    for path in sorted(run.folder.parent.glob(f"{one.variant}*/summary.json")):
+        other = opened(path.parent, machine_of(path.parent))
+        same = _repeated(other.summary.id) == _repeated(one) and other.summary.outcome == "ok"
+        if same and _unseeded(other) == _unseeded(run):
+            found.append(other)
+    return sorted(found, key=lambda each: each.summary.id.repeat)
+
+
+def which_repeat(run: Run, repeats: list[Run]) -> str:
+    """Which of these repeats the run is, `, repeat 1 of 3`; empty if it is the only one."""
+    if len(repeats) < 2:
+        return ""
+    place = [each.folder.name for each in repeats].index(run.folder.name)
+    return f", repeat {place + 1} of {len(repeats)}"
+
+
+def _repeated(which: RunId) -> tuple[str, str, str]:
+    return which.study, which.variant, which.part
+
+
+def _unseeded(run: Run) -> dict[str, object]:
+    return {key: value for key, value in run.config.items() if key != "seed"}
+
+
 def going_on(folder: Path) -> bool:
     """Whether a process on this machine is executing the run in `folder`."""
     if (folder / "summary.json").exists() or not has_begun(folder):

@@ -15,6 +15,7 @@ from lsai_core.base.tables import Part, as_text, value
 WIDE = 20  # columns; with more, the first ones are shown
 _OPTIONS = (*("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),)
 _JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
+_RATES = ("tflops", "per_s")  # so ends the name of a rate
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -106,6 +107,8 @@ class Frame(pd.DataFrame):
             what, more = "row", "<metric>_low, <metric>_high, outcome, reason, run"
         elif _is_judged(self):
             what, more = "claim", "sentence, runs, bound_set, first_run, of losses the text"
+        elif _is_of_points(self):
+            what, more = "point", "times, errors, quartiles, reason, run"
         else:
             what, more = "run", "results by name, settings with dots (optim.lr), env.*"
         many = f"1 {what}" if len(self) == 1 else f"{len(self):,} {what}s"
@@ -175,11 +178,29 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
         return [name for name in names if name not in hidden]
     if len(names) <= WIDE:
         return names
+    if _is_of_points(frame):
+        return [name for name in names if _is_told(name, frame[name])]
     return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
 
 
 def _is_summary(frame: pd.DataFrame) -> bool:
     return {"n", "outcome", "reason", "run"} <= {*frame.columns}
+
+
+def _is_of_points(frame: pd.DataFrame) -> bool:
+    """Whether these are points that benches measured, as `lab.points` gives them."""
+    return "run" in frame and "study" not in frame
+
+
+def _is_told(name: str, column: pd.Series) -> bool:
+    """Whether a column of points says which point it is, a text or a whole number, or a rate."""
+    if name in ("own", "run", "reason", "step") or _is_empty(column):
+        return False
+    if name.endswith(_RATES):
+        return True
+    there = column.dropna()
+    texts = bool(there.map(type).eq(str).all())
+    return texts or bool((pd.to_numeric(there, errors="coerce") % 1 == 0).all())
 
 
 def _is_judged(frame: pd.DataFrame) -> bool:

@@ -1,0 +1,88 @@
+"""What a notebook's one-liners answer is of like with like: repeats of one part, runs that have the
+value, all repeats of a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import write_run
+
+import lsai_lab as lab
+from lsai_core.base.errors import UserError
+
+
+def test_parts_and_studies_are_no_repeats_of_each_other(empty: Path) -> None:
+    runs = lab.load("fp8").query("machine == 'h100'")
+    rows = lab.summarize(runs, ["tokens_per_s"])
+    rows["speed"] = lab.relative(rows, "tokens_per_s", "bf16")
+    fused = rows.query("variant == 'fused'").iloc[0]
+    direct = runs.query("part == 'speed'").set_index("variant")["tokens_per_s"]
+    assert (fused["part"], fused["n"]) == ("speed", 1)
+    assert fused["speed"] == pytest.approx(direct["fused"] / direct["bf16"])
+    assert "part" in repr(rows), "shown"
+    parts = lab.summarize(lab.load("largest"), "tokens_per_s").query(
+        "variant == 'bf16_1' and n > 0"
+    )
+    assert dict(zip(parts["part"], parts["n"], strict=True)) == {"loss": 5, "long_loss": 5}
+    both = lab.summarize(lab.recorded("memory", "speed"), "tokens_per_s")
+    assert {"study", "part"} <= {*both} and lab.relative(both, "tokens_per_s", "bf16").max() < 10
+    for by in ("variant", ["machine", "variant"]):
+        assert "part" in lab.summarize(runs, "tokens_per_s", by=by)
+
+
+def test_a_search_is_no_repeat_of_a_training(empty: Path) -> None:
+    runs = lab.recorded("memory").query("machine == 'h100'")
+    rows = lab.summarize(runs, ["tokens_per_s", "largest_batch"])
+    one = rows.set_index("variant").loc["bf16"]
+    train = runs.query("variant == 'bf16' and part == 'train'")
+    assert one["n"] == len(train) == 3 and one["run"] in set(train["run"])
+    assert one["largest_batch"] > 0, "one row tells both, for no metric is of two parts"
+    one = lab.relative(rows, "tokens_per_s", "bf16")
+    assert one[rows["variant"] == "bf16"].tolist() == [1] and one.notna().all()
+    lost = runs.assign(tokens_per_s=runs["tokens_per_s"].where(runs["repeat"] > 0))
+    one = lab.summarize(lost, ["tokens_per_s"]).set_index("variant").loc["bf16"]
+    assert one["n"] == 2 and one["run"] == train.set_index("repeat")["run"][1]
+
+
+def test_what_has_no_value_at_all_stays_a_row(empty: Path) -> None:
+    rows = lab.summarize(lab.recorded("speed"), "tokens_per_s")
+    oom = rows.query("variant == 'att_sdpa_math'").iloc[0]
+    assert (oom["n"], oom["outcome"]) == (0, "oom") and pd.isna(oom["tokens_per_s"])
+    none = lab.summarize(lab.recorded("largest"), "tokens_per_s").query("variant == 'offload_1'")
+    assert {*none["n"]} == {0} and {*none["part"]} == {"train_all", "train_layers"}
+
+
+def test_a_baseline_that_no_row_has_is_one_line(empty: Path) -> None:
+    rows = lab.summarize(lab.recorded("memory"), "tokens_per_s")
+    with pytest.raises(UserError, match="no row is the variant 'misspelt'; known: baseline, bf16"):
+        lab.relative(rows, "tokens_per_s", "misspelt")
+
+
+def test_a_comparison_of_names_tells_all_their_repeats(empty: Path) -> None:
+    one, other = "h100/memory.bf16", "h100/memory.flash_attn"
+    found = lab.compare(one, other)
+    speed = found.repeats.set_index("what").loc["tokens/s"]
+    runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    medians = runs.groupby("variant")["tokens_per_s"].median()
+    assert speed["second / first"] == pytest.approx(medians["flash_attn"] / medians["bf16"])
+    low = runs.query("variant == 'bf16'")["tokens_per_s"].min()
+    assert speed["range of first"].startswith(f"{low:,.0f} to ")
+    for words in ("memory.bf16, repeat 1 of 3", "Over 3 and 3 repeats", "range of first"):
+        assert words in repr(found)
+    assert "two machines" not in repr(found)
+    elsewhere = repr(lab.compare(one, "h200/memory.bf16"))
+    assert "speeds of two machines do not compare: h100 and h200" in elsewhere
+    own = write_run(empty, "memory", "bf16", results={"tokens_per_s": 2.0})
+    alone = lab.compare(own, write_run(empty, "memory", "baseline", results={"tokens_per_s": 1.0}))
+    assert alone.repeats.empty and "repeat" not in repr(alone)
+    failed = write_run(empty, "memory", "window_256", outcome="failed", reason="no such kernel")
+    assert "failed: no such kernel" in repr(lab.compare(own, failed))
+
+
+def test_a_result_called_none_is_missing(empty: Path) -> None:
+    runs = lab.recorded("fp8", "memory")
+    found = runs[runs.fp8_recipe.notna()]
+    assert {*found["study"]} == {"fp8"} and len(found)
+    assert found.index.equals(runs[runs["fp8.recipe"].fillna("none") != "none"].index)

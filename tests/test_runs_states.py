@@ -1,0 +1,127 @@
+"""What a run says of itself in each of its states, how runs are opened, and what tells them apart
+in legends and in the column `differs`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_run
+
+import lsai_lab as lab
+from lsai_core.base.errors import UserError
+from lsai_lab.interactive.prediction import predict
+
+STEP = {"step": 1, "loss": 5.0, "step_ms": 2.0, "tokens_in_step": 8, "tokens_per_s": 4000.0}
+UNMEASURED = {"outcome": "failed", "reason": "no such kernel"}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were drawn."""
+    found: list[Any] = []
+    monkeypatch.setattr("lsai_lab.interactive.curves.figure", lambda fig, **_: found.append(fig))
+    return found
+
+
+def copied(folder: Path, key: str, **config: Any) -> Path:
+    """A run like that in `folder`, under another key and with other settings."""
+    target = folder.with_name(f"{folder.name.rpartition('-')[0]}-{key}")
+    shutil.copytree(folder, target)
+    (target / "config.json").write_text(json.dumps(config))
+    summary = (folder / "summary.json").read_text()
+    (target / "summary.json").write_text(summary.replace(folder.name.rpartition("-")[2], key))
+    return target
+
+
+def legend(fig: Any) -> list[str]:
+    return [text.get_text() for text in fig.axes[-1].get_legend().get_texts()]
+
+
+def test_a_legend_says_what_was_swept(empty: Path, drawn: list[Any]) -> None:
+    one = write_run(empty, "memory", "bf16", config={"optim": {"lr": 0.1}}, metrics=[STEP])
+    two = copied(one, "0123456789ab", optim={"lr": 0.2}, seed=3)
+    lab.curves(one, two)
+    assert legend(drawn[-1]) == ["bf16 (optim.lr=0.1)", "bf16 (optim.lr=0.2)"]
+    lab.curves(
+        lab.recorded("memory").query(
+            "variant == 'bf16' and machine == 'h100' and repeat < 2 and part == 'train'"
+        )
+    )
+    assert legend(drawn[-1]) == ["bf16 autocast (repeat 1)", "bf16 autocast (repeat 2)"]
+    lab.curves("h100/memory.bf16", "h200/memory.bf16")
+    assert legend(drawn[-1]) == ["bf16 autocast (h100)", "bf16 autocast (h200)"]
+
+
+def test_differs_has_the_rare_first_and_not_what_most_share(empty: Path) -> None:
+    usual = {"batch_size": 4, "model": {"d_model": 64}, "optim": {"name": "adamw"}}
+    one = write_run(empty, "memory", "bf16", config=usual)
+    for number in range(3):
+        copied(one, f"00000000000{number}", **usual)
+    lion = copied(one, "0123456789ab", **usual | {"batch_size": 1, "optim": {"name": "lion"}})
+    copied(one, "0123456789ac", **usual | {"batch_size": 1})
+    differs = lab.load("memory", mine=True).set_index("run")["differs"]
+    assert differs[str(lion)] == "optim.name='lion', batch_size=1"
+    assert differs[str(one)] == "" and differs.value_counts()[""] == 4
+
+
+def test_a_source_and_its_data_are_one_text(
+    empty: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"data": {"source": "stdlib"}}
+    results = {"dataset": "stdlib-3a78db1f7dd0"}
+    ended = write_run(empty, "memory", "bf16", config=data, results=results, metrics=[STEP])
+    stopped = {"outcome": "preempted", "config": data, "metrics": [STEP]}
+    lab.curves(ended, write_run(empty, "memory", "baseline", **stopped))
+    assert "several texts" not in capsys.readouterr().out
+    data["data"]["source"] = "stories"
+    lab.curves(ended, write_run(empty, "memory", "window_256", **stopped))
+    assert "losses of several texts do not compare" in capsys.readouterr().out
+
+
+def test_advice_is_of_the_state_that_the_run_is_in(
+    empty: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = lab.find_run(write_run(empty, "memory", "bf16", **UNMEASURED))
+    with pytest.raises(UserError, match=r"measured no memory: failed \(no such kernel\); 0 steps"):
+        _ = failed.memory
+    ended = lab.find_run(write_run(empty, "memory", "baseline"))
+    with pytest.raises(UserError, match=r"set profile\.memory_steps above 0"):
+        _ = ended.memory
+    failed.plot()
+    assert "has taken no step; failed (no such kernel)" in capsys.readouterr().out
+    assert "loss" in failed.steps.columns and failed.steps.empty
+    with pytest.raises(UserError, match="no run has such steps"):
+        lab.curves(lab.load("memory", mine=True).query("outcome == 'failed'"))
+    assert not drawn, "no empty picture"
+    half = write_run(
+        empty, "memory", "window_256", **UNMEASURED, config={"steps": 9}, metrics=[STEP]
+    )
+    row = lab.load("memory", mine=True).set_index("run").loc[str(half)]
+    assert (row["steps"], row["config.steps"]) == (1, 9), "those done, and those planned"
+    planned = lab.open_run("memory", "bf16")
+    with pytest.raises(UserError, match="has no results yet: planned, not yet executed"):
+        _ = planned.results
+    (planned.folder / "env.json").write_text("{}")
+    with pytest.raises(UserError) as error:
+        _ = planned.results
+    assert "does the work" not in str(error.value) and "0 of " in str(error.value)
+
+
+def test_one_word_opens_a_run_and_a_config_becomes_one(empty: Path, drawn: list[Any]) -> None:
+    assert lab.open_run("memory.bf16").folder == lab.open_run("memory", "bf16").folder
+    with pytest.raises(UserError, match=r"which variant of memory.* one of baseline, bf16"):
+        lab.open_run("memory")
+    config = predict("lab-tiny", 24, overrides={"seq_len": 64}).config
+    assert lab.open_run("memory.bf16", overrides=config).config == config
+    with pytest.raises(UserError, match=r"lab.open_run\(.memory., .bf16., overrides=config\)"):
+        lab.open_run(config)
+    one = lab.recorded("memory").query("part == 'train'").head(1)
+    assert str(lab.find_run(one).folder) == one.iloc[0]["run"]
+    with pytest.raises(UserError, match="one run is wanted, and the frame has 2 rows"):
+        lab.find_run(lab.recorded("memory").head(2))
+    lab.find_run(one).plot(y="loss")
+    assert [axes.get_ylabel() for axes in drawn[-1].axes] == ["loss (nats per token)"]
