@@ -167,10 +167,10 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
 def _name_references(folder: Path) -> None:
     """Writes what the pages show in place of the references in the data of tables."""
     pages = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
-    shown = {place: words for page in pages for place, words in _SHOWN.findall(page)}
+    shown = dict[str, str](pair for page in pages for pair in _SHOWN.findall(page))
 
     def words(found: re.Match[str]) -> str:
-        return " ".join(unescape(shown.get(found[1], found[1])).split())
+        return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())
 
     for path in folder.glob("data/*.csv"):
         text = path.read_text(encoding="utf-8")
