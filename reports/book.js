@@ -54,7 +54,7 @@ for (const table of all("main table:has(thead)")) {
 }
 all("main th, main td[style*=left]:not(:has(input))").forEach((td) => td.style.setProperty("--letters", td.textContent.length));
 addEventListener("load", () => {  // what scrolls can be reached by keys
-  for (const part of all("main pre, main p:has(> math), main figure > *"))
+  for (const part of all("main pre, main table, main p:has(> math), main figure > *"))
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
 });
 all(".sidebar-item-toggle, a[role=navigation]").forEach((toggle) => toggle.role = "button");  // Quarto's landmarks have no names

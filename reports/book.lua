@@ -73,10 +73,14 @@ local function div(element)
   return explorable(name, { element.content[2] })
 end
 
+local function whole(text)  -- a date, a range of numbers: no line ends at its hyphens
+  if is_html and text.text:match("^%d[%d.,]*%-[%d%-.,]*%d") then return pandoc.Span({ text }, { class = "whole" }) end
+end
+
 local function as_wide_as_its_words(element)
   for index, spec in ipairs(element.colspecs) do element.colspecs[index] = { spec[1], nil } end
   local before = pandoc.RawInline("typst", "#[]")  -- else typst reads a cell that begins with "= 8" as a heading
-  return element:walk({ Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
+  return element:walk({ Str = whole, Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
 end
 
 local function fold(title, blocks)

@@ -1,7 +1,7 @@
 // Pages without Quarto, with the helpers of book.js: search through all chapters, from search.js as soon as somebody
 // searches; the section in sight is marked in the contents.
 const contents = document.getElementById("TOC"), lists = contents.querySelector("details");
-lists.open = matchMedia("(min-width: 68rem)").matches;
+lists.open = matchMedia("(min-width: 64rem)").matches;
 const field = make("input", { type: "search", placeholder: "Search the report", ariaLabel: "Search the report" });
 const found = make("div", { role: "status" });
 contents.prepend(field);
@@ -19,8 +19,7 @@ const search = () => {
   lists.hidden = words.length > 0;
 };
 field.addEventListener("input", search);
-const fetched = () => document.head.append(make("script", { src: "search.js", onload: search }));
-field.addEventListener("focus", fetched, { once: true });
+field.addEventListener("focus", () => document.head.append(make("script", { src: "search.js", onload: search })), { once: true });
 const here = new Map([...lists.querySelectorAll("ul ul a")].map((link) => [link.hash.slice(1), link]));
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {

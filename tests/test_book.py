@@ -53,8 +53,11 @@ ROWS = pd.DataFrame(
         "variant": [f"v{i}" for i in range(13)],
         "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13],
         **{f"wide column {i}": ["long words here"] * 13 for i in range(6)},
+        "chapter": ["[@sec-one]", "@sec-finding", *["2026-11-22"] * 11],
     }
 )
+# What the page shows in place of references, and its data, too.
+SAVED = ROWS.replace({"[@sec-one]": "Chapter 2", "@sec-finding": "Section 2.1"})
 HOSTILE = """<script>document.title = "taken"</script> \
 <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
 ![x](/etc/hostname) ![y](http://198.51.100.7/p.png) {{< include /etc/hostname >}}
@@ -392,7 +395,52 @@ def test_tables_sort_filter_and_save(book: Path, visit: Callable[..., Any]) -> N
     figure, rows = [
         (book / link.get_attribute("href")).read_text() for link in page.locator("a.csv").all()
     ]
-    assert figure == "step,loss\n0,3.5\n" and rows == ROWS.to_csv(index=False)
+    assert figure == "step,loss\n0,3.5\n" and rows == SAVED.to_csv(index=False)
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1400])
+def test_programs_are_whole_and_text_has_lines_that_are_read(
+    book: Path, visit: Callable[..., Any], width: int
+) -> None:
+    """A line of a program has at most 100 characters; of text, about 75."""
+    page = visit(chapter_page(book), width)
+    program = page.locator("main pre code").first
+    program.evaluate("code => { code.textContent = 'x'.repeat(100); }")
+    assert program.evaluate("code => (e => e.scrollWidth <= e.clientWidth)(code.closest('pre'))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("main p").first.evaluate("p => p.clientWidth") <= 46 * 16
+    if width == 1024 and not (book / "site_libs").exists():
+        beside = "Math.round(document.querySelector('main').getBoundingClientRect().left)"
+        contents = page.locator("#TOC").bounding_box()
+        assert contents["x"] == 0 and contents["width"] <= page.evaluate(beside)
+
+
+def test_formulas_have_their_font_and_dates_are_whole(
+    book: Path, visit: Callable[..., Any]
+) -> None:
+    page = visit(chapter_page(book), 1280)
+    page.evaluate("document.fonts.ready")
+    fonts = "[...document.fonts].map(font => [font.family.replaceAll('\"', ''), font.status])"
+    assert ["STIX Two Math", "loaded"] in page.evaluate(fonts)
+    lines = "dates => dates.map(date => date.getClientRects().length)"
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.locator("#tbl-one-rows .whole").evaluate_all(lines) == [1] * 11
+
+
+def test_on_a_phone_a_table_says_that_it_moves_and_its_rows_keep_their_names(
+    book: Path, visit: Callable[..., Any]
+) -> None:
+    page = visit(chapter_page(book), 390)
+    page.wait_for_selector("#tbl-one-rows table[tabindex]")
+    caption = page.locator("figure:has(table) > figcaption").first
+    assert "Swipe" in caption.evaluate("e => getComputedStyle(e, '::after').content")
+    table = page.locator("#tbl-one-rows table")
+    left = "table => Math.round(table.rows[1].cells[0].getBoundingClientRect().left)"
+    before = table.evaluate(left)
+    table.evaluate("table => { table.scrollLeft = 200; }")
+    assert table.evaluate("table => table.scrollLeft") == 200
+    assert abs(table.evaluate(left) - before) <= 2  # the space between cells
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -28,7 +28,8 @@ from lsai_core.prediction.memory import PARTS, predict, usable_gib
 from lsai_core.profiling.gpus import find_gpu
 from lsai_core.profiling.trace import KERNEL_CLASSES
 from lsai_lab.predictions.steps import config_of
-from lsai_lab.report.colors import COLORS, KERNEL_COLORS, MEMORY_COLORS, PALETTE
+from lsai_lab.report.brand import brand_colors
+from lsai_lab.report.colors import COLORS, KERNEL_COLORS, MEMORY_COLORS, ON_DARK, PALETTE
 from lsai_lab.report.explore import ring
 from lsai_lab.report.explore.scripts import FOLDER, NAMES, page_script, write_page_files
 from lsai_lab.report.explore.show import module_of
@@ -361,6 +362,24 @@ def test_a_color_has_one_meaning_and_one_declaration(play: Callable[..., Any]) -
             red, green, blue = map(int, re.findall(r"\d+", color))
             known = COLORS[re.sub(r" [\d.]+$", "", name)]
             assert known.lower() == f"#{red:02x}{green:02x}{blue:02x}", name
+
+
+def luminance(color: str) -> float:
+    """WCAG's relative luminance of `#rrggbb`."""
+    shares = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_colors_are_seen_on_a_dark_page(play: Callable[..., Any]) -> None:
+    page = brand_colors(CHECKOUT / "reports")["background"]["dark"]
+    for color in {*PALETTE, *COLORS.values()}:
+        shown = luminance(ON_DARK.get(color, color))
+        assert (shown + 0.05) / (luminance(page) + 0.05) >= 3, color
+    legend = play("rounding", color_scheme="dark").locator(".legend i").nth(1)
+    red, green, blue = (int(ON_DARK[COLORS["bad"]][at : at + 2], 16) for at in (1, 3, 5))
+    drawn = legend.evaluate("e => getComputedStyle(e).backgroundColor")
+    assert drawn == f"rgb({red}, {green}, {blue})"
 
 
 @pytest.mark.parametrize("name", NAMES)

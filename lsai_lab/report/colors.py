@@ -7,6 +7,8 @@ Okabe and Ito's palette ("Color Universal Design", 2008); instead of its yellow,
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#882255")
 BLUE, VERMILION, GREEN, PINK, SKY, AMBER, GRAPHITE, WINE = PALETTE
 GRAY, PALE = "#9aa3ad", "#c8ced6"
+# What stands instead on a dark page, where these two could hardly be seen.
+ON_DARK = {GRAPHITE: "#747a80", WINE: "#c4457f"}
 
 # What fills the memory of a step: the parts of a predicted peak, and what the allocator holds idle.
 MEMORY_COLORS = {

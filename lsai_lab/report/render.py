@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 import pypandoc
@@ -41,7 +41,13 @@ from lsai_lab.runs.session import Session
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
-_BESIDE = ("book.js", "book.css", "colors.css", "pages.js", "pages.css")
+_BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.css")
+# A reference as a page shows it, and as the data behind a table have it, perhaps kept from being a
+# formula.
+_SHOWN = re.compile(
+    r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
+)
+_TOKEN = re.compile(r"(?<!\w)'?@((?:sec|fig|tbl)-[\w-]+)")
 _PAGES = [
     "--to=chunkedhtml",
     "--split-level=1",
@@ -81,9 +87,11 @@ def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | No
                     output = call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
                     output = _pandoc(reports, Path(folder), name)
-                shutil.copytree(
-                    folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.typ")
-                )
+                if name == "html":
+                    _name_references(Path(folder))
+                left = ("*.typ", *["data"] * (name == "pdf"))  # the pages' data are theirs
+                ignore = shutil.ignore_patterns(*left)
+                shutil.copytree(folder, out, dirs_exist_ok=True, ignore=ignore)
             except RuntimeError as error:
                 print(f"report: the {name.upper()} could not be made: {error}", flush=True)
                 continue
@@ -154,6 +162,20 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     shutil.rmtree(folder / target)
     finish_pages(folder, settings["chapters"], settings["parts"], _title(facts))
     return output
+
+
+def _name_references(folder: Path) -> None:
+    """Writes what the pages show in place of the references in the data of tables."""
+    pages = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
+    shown = dict[str, str](pair for page in pages for pair in _SHOWN.findall(page))
+
+    def words(found: re.Match[str]) -> str:
+        return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())
+
+    for path in folder.glob("data/*.csv"):
+        text = path.read_text(encoding="utf-8")
+        if (named := _TOKEN.sub(words, text)) != text:
+            write_text(path, named)
 
 
 def _title(facts: dict[str, object]) -> str:

@@ -31,8 +31,8 @@ from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 
 PNG_DPI = 200
 MOST_ROWS, MOST_COLUMNS = 200, 40  # of a table that a reader can take in
-# Of Markdown in a cell; words of references and links stay.
-_MARKUP = re.compile(r"\*\*|\[-?@([\w-]+)\]|\[([^]]*)\]\([^)]*\)")
+# Of Markdown in a cell; references and words of links stay.
+_MARKUP = re.compile(r"\*\*|\[-?(@[\w-]+)\]|\[([^]]*)\]\([^)]*\)")
 
 
 class Table(Markdown):

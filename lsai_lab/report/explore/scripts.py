@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.files import write_text
-from lsai_lab.report.colors import COLORS, PALETTE
+from lsai_lab.report.colors import COLORS, ON_DARK, PALETTE
 
 # Of a notebook's output: {"name", "title", "data"}, the data as a text of JSON.
 MIME = "application/vnd.lsai.explore+json"
@@ -49,5 +49,11 @@ def _joined(name: str) -> str:
     assert name in NAMES, name
     texts = [(FOLDER / file).read_text(encoding="utf-8") for file in ("draw.js", f"{name}.js")]
     without_imports = re.sub(r"(?ms)^(import|export \{).*?;\n", "", "\n".join(texts))
-    colors = f"const PALETTE = {json.dumps(PALETTE)}, COLORS = {json.dumps(COLORS)};\n"
+    palette, meanings = map(_css, PALETTE), {name: _css(color) for name, color in COLORS.items()}
+    colors = f"const PALETTE = {json.dumps([*palette])}, COLORS = {json.dumps(meanings)};\n"
     return colors + re.sub("(?m)^export ", "", without_imports)
+
+
+def _css(color: str) -> str:
+    """`color` as a page has it, light or dark."""
+    return f"light-dark({color}, {ON_DARK[color]})" if color in ON_DARK else color
