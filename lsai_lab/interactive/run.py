@@ -168,7 +168,7 @@ class Run(Shown):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row for each step, as `lab.steps` gives it, or each point of a measurement, so far."""
+        """One row for each step, as `lab.steps` gives it, or each point of a measurement so far."""
         rows = load.steps if self._has_steps else records.read_metrics
         return Frame(rows(self.folder))
 
