@@ -19,14 +19,6 @@ STEP = {"step": 1, "loss": 5.0, "step_ms": 2.0, "tokens_in_step": 8, "tokens_per
 UNMEASURED = {"outcome": "failed", "reason": "no such kernel"}
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that were drawn."""
-    found: list[Any] = []
-    monkeypatch.setattr("lsai_lab.interactive.curves.figure", lambda fig, **_: found.append(fig))
-    return found
-
-
 def copied(folder: Path, key: str, **config: Any) -> Path:
     """A run like that in `folder`, under another key and with other settings."""
     target = folder.with_name(f"{folder.name.rpartition('-')[0]}-{key}")
@@ -38,22 +30,20 @@ def copied(folder: Path, key: str, **config: Any) -> Path:
 
 
 def legend(fig: Any) -> list[str]:
-    return [text.get_text() for text in fig.axes[-1].get_legend().get_texts()]
+    below = [*fig.legends, *(axes.get_legend() for axes in fig.axes)]
+    return [text.get_text() for text in next(filter(None, below)).get_texts()]
 
 
-def test_a_legend_says_what_was_swept(empty: Path, drawn: list[Any]) -> None:
+def test_a_legend_says_what_was_swept(empty: Path) -> None:
     one = write_run(empty, "memory", "bf16", config={"optim": {"lr": 0.1}}, metrics=[STEP])
     two = copied(one, "0123456789ab", optim={"lr": 0.2}, seed=3)
-    lab.curves(one, two)
-    assert legend(drawn[-1]) == ["bf16 (optim.lr=0.1)", "bf16 (optim.lr=0.2)"]
-    lab.curves(
-        lab.recorded("memory").query(
-            "variant == 'bf16' and machine == 'h100' and repeat < 2 and part == 'train'"
-        )
+    assert legend(lab.curves(one, two)) == ["bf16 (optim.lr=0.1)", "bf16 (optim.lr=0.2)"]
+    repeats = lab.recorded("memory").query(
+        "variant == 'bf16' and machine == 'h100' and repeat < 2 and part == 'train'"
     )
-    assert legend(drawn[-1]) == ["bf16 autocast (repeat 1)", "bf16 autocast (repeat 2)"]
-    lab.curves("h100/memory.bf16", "h200/memory.bf16")
-    assert legend(drawn[-1]) == ["bf16 autocast (h100)", "bf16 autocast (h200)"]
+    assert legend(lab.curves(repeats)) == ["bf16 autocast (repeat 1)", "bf16 autocast (repeat 2)"]
+    machines = lab.curves("h100/memory.bf16", "h200/memory.bf16")
+    assert legend(machines) == ["bf16 autocast (h100)", "bf16 autocast (h200)"]
 
 
 def test_differs_has_the_rare_first_and_not_what_most_share(empty: Path) -> None:
@@ -69,7 +59,7 @@ def test_differs_has_the_rare_first_and_not_what_most_share(empty: Path) -> None
 
 
 def test_a_source_and_its_data_are_one_text(
-    empty: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+    empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = {"data": {"source": "stdlib"}}
     results = {"dataset": "stdlib-3a78db1f7dd0"}
@@ -83,7 +73,7 @@ def test_a_source_and_its_data_are_one_text(
 
 
 def test_advice_is_of_the_state_that_the_run_is_in(
-    empty: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+    empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = lab.find_run(write_run(empty, "memory", "bf16", **UNMEASURED))
     with pytest.raises(UserError, match=r"measured no memory: failed \(no such kernel\); 0 steps"):
@@ -91,12 +81,11 @@ def test_advice_is_of_the_state_that_the_run_is_in(
     ended = lab.find_run(write_run(empty, "memory", "baseline"))
     with pytest.raises(UserError, match=r"set profile\.memory_steps above 0"):
         _ = ended.memory
-    failed.plot()
+    assert failed.plot() is None, "no empty picture"
     assert "has taken no step; failed (no such kernel)" in capsys.readouterr().out
     assert "loss" in failed.steps.columns and failed.steps.empty
     with pytest.raises(UserError, match="no run has such steps"):
         lab.curves(lab.load("memory", mine=True).query("outcome == 'failed'"))
-    assert not drawn, "no empty picture"
     half = write_run(
         empty, "memory", "window_256", **UNMEASURED, config={"steps": 9}, metrics=[STEP]
     )
@@ -111,7 +100,7 @@ def test_advice_is_of_the_state_that_the_run_is_in(
     assert "does the work" not in str(error.value) and "0 of " in str(error.value)
 
 
-def test_one_word_opens_a_run_and_a_config_becomes_one(empty: Path, drawn: list[Any]) -> None:
+def test_one_word_opens_a_run_and_a_config_becomes_one(empty: Path) -> None:
     assert lab.open_run("memory.bf16").folder == lab.open_run("memory", "bf16").folder
     with pytest.raises(UserError, match=r"which variant of memory.* one of baseline, bf16"):
         lab.open_run("memory")
@@ -123,5 +112,6 @@ def test_one_word_opens_a_run_and_a_config_becomes_one(empty: Path, drawn: list[
     assert str(lab.find_run(one).folder) == one.iloc[0]["run"]
     with pytest.raises(UserError, match="one run is wanted, and the frame has 2 rows"):
         lab.find_run(lab.recorded("memory").head(2))
-    lab.find_run(one).plot(y="loss")
-    assert [axes.get_ylabel() for axes in drawn[-1].axes] == ["loss (nats per token)"]
+    assert [axes.get_ylabel() for axes in lab.find_run(one).plot(y="loss").axes] == [
+        "loss (nats per token)"
+    ]
