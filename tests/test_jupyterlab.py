@@ -195,5 +195,5 @@ def test_it_opens_at_the_page_that_explains_the_notebooks(
     heading = page.wait_for_selector(".jp-MarkdownViewer h1", timeout=120_000)
     assert "Exploring by hand" in heading.inner_text()
     page.click(".jp-MarkdownViewer a:has-text('playground.ipynb')")
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell .cm-lineWrapping", timeout=120_000)
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell .cm-lineWrapping:visible", timeout=120_000)
     page.close()
