@@ -240,7 +240,7 @@ def test_flops_count_the_pairs_that_the_mask_lets_through() -> None:
         ),
         ({"sweeps": [{"mask": "causal", "lengths": [32, 16]}]}, "must ascend"),
         ({"sweeps": [{"mask": "casual", "lengths": [32]}]}, "mask"),
-        ({"hads": 4}, "unknown key 'hads' (did you mean 'heads'?)"),
+        ({"hads": 4}, "unknown key 'hads' (did you mean 'heads' or 'kv_heads'?)"),
     ],
 )
 def test_bad_configs_are_one_line(changes: dict[str, Any], message: str) -> None:

@@ -310,7 +310,7 @@ def test_a_withdrawn_claim_is_listed_and_judged_by_nothing(checkout: Path) -> No
     judged = judge(checkout, rows(baseline=[100]), claim)
     assert (judged["verdict"], judged["note"], judged["value"]) == ("withdrawn", "no time", None)
     told = claims_table(judged.to_frame().T, load_claims(checkout)).iloc[0]
-    assert (told["measured"], told["verdict"]) == ("–", "**withdrawn**")
+    assert (told["measured"], told["verdict"]) == ("–", "withdrawn")
 
 
 def test_runs_that_cannot_be_made_again_are_judged_by_their_records(checkout: Path) -> None:

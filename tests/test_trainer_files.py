@@ -305,7 +305,7 @@ def test_no_key_of_torchtitan_is_dropped_without_being_known_to_decide_nothing(
         ("[model]\nname = 'qwen3'\nflavor = '8B'", "model.name = 'qwen3' is another model"),
         ("[model]\nname = 'deepseek_v3'", "another model"),
         ("[model]\nflavor = '32B'", "model.flavor = '32B' is none of llama3"),
-        ("[model]\nflavor = '8b'", "known: debugmodel, 8B"),
+        ("[model]\nflavor = '8b'", "did you mean 8B?"),
         ("[model]\nname = 'llama2'\nflavor = '7B_flex'", "is none of llama2"),
         ("[model]\nconverters = ['mx']", "model.converters: 'mx' is not predicted"),
         ("[model]\nconverters = ['quantize.linear.mx']", "'quantize.linear.mx' is not predicted"),

@@ -47,7 +47,8 @@ _BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.c
 _SHOWN = re.compile(
     r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
 )
-_TOKEN = re.compile(r"(?<!\w)'?@((?:sec|fig|tbl)-[\w-]+)")
+# A cell that is a reference and nothing else: text of records may hold what looks like one.
+_TOKEN = re.compile(r"(?m)(^|[,\"])'?@((?:sec|fig|tbl)-[\w-]+)(?=[,\"]|\r?$)")
 _PAGES = [
     "--to=chunkedhtml",
     "--split-level=1",
@@ -170,7 +171,8 @@ def _name_references(folder: Path) -> None:
     shown = dict[str, str](pair for page in pages for pair in _SHOWN.findall(page))
 
     def words(found: re.Match[str]) -> str:
-        return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())
+        said = unescape(shown.get(str(found[2]), str(found[2])))
+        return f"{found[1]}{' '.join(said.split())}"
 
     for path in folder.glob("data/*.csv"):
         text = path.read_text(encoding="utf-8")
