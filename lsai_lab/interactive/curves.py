@@ -105,7 +105,7 @@ def _labels(runs: Sequence[AnyRun]) -> list[str]:
 
 
 def _called(record: Run) -> str:
-    return str(name_in(record.plan) or record.plan.get("label") or record.summary.id.variant)
+    return name_in(record.plan) or record.label
 
 
 def _facts(record: Run, settings: dict[str, str]) -> tuple[str, ...]:

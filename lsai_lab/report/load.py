@@ -294,8 +294,7 @@ def _committed(study: str | None = None) -> list[dict[str, Any]]:
 def _row(run: Run, own: bool) -> dict[str, Any]:
     summary, name = run.summary, run.summary.id
     # A variant that its study no longer has is called as its run was planned.
-    planned = in_frame(run.plan.get("label") or name.variant)
-    label = labels(session().root, name.study, None).get(name.variant, planned)
+    label = labels(session().root, name.study, None).get(name.variant, in_frame(run.label))
     if own:  # a profile may name variants of its own
         here = labels(session().root, name.study, session().profile.profile)
         label = here.get(name.variant, label)

@@ -105,9 +105,9 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _title(run: Run, reports: Path) -> str:
-    of, planned = run.summary.id, run.plan.get("label") or run.summary.id.variant
+    of = run.summary.id
     parts = [of.part] * (of.part != "train") + [f"repeat {of.repeat}"] * (of.repeat > 0)
-    return ", ".join([labels(reports.parent, of.study).get(of.variant, planned), *parts])
+    return ", ".join([labels(reports.parent, of.study).get(of.variant, run.label), *parts])
 
 
 def _content(run: Run) -> tuple[dict[str, dict[str, Any]], dict[str, pd.DataFrame]]:

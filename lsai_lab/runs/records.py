@@ -150,6 +150,11 @@ class Run:
         without it."""
         return self._object("run.json", schema.Plan)
 
+    @property
+    def label(self) -> str:
+        """What the study called the run's variant when it was planned."""
+        return str(self.plan.get("label") or self.summary.id.variant)
+
     def _has(self, name: str) -> bool:
         """Whether there is such a file to read: of a damaged record there is none."""
         path = self.folder / name
