@@ -21,7 +21,6 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_lab.predictions.recorded import (
     OURS,
@@ -77,11 +76,7 @@ def measured_runs(root: Path) -> list[Asked]:
     rows = predicted_runs([*runs.values()], root / "reports")
     found = []
     for folder in rows.dropna(subset=["error", "predicted_reserved"])["run"]:
-        run = runs[folder]
-        try:
-            config = config_of(run)
-        except UserError:  # of a setting that is gone
-            continue
+        run, config = runs[folder], config_of(runs[folder], with_gone=False)
         kernel = kernel_of(run, config)
         found.append(Asked("recorded", run_name(run), config, kernel=kernel))
     trainers = load_yaml(root / "params" / "published.yaml")["figures"]
