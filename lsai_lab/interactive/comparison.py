@@ -35,15 +35,14 @@ class Comparison(Shown):
         self.rest = self._frame(self._found.rest)
         self._repeats = tuple(map(repeats_of, self._runs))
         several = max(map(len, self._repeats)) > 1
-        rows = [self._over_repeats(f"results.{name}") for name in RESULTS] if several else []
+        rows = [self._over_repeats(name) for name in RESULTS] if several else []
         self.repeats = Frame([row for row in rows if row], columns=list(_RANGES))
 
     def _frame(self, keys: list[str]) -> pd.DataFrame:
         return Frame([self._found.beside(key) for key in keys], columns=list(_HEADS))
 
-    def _over_repeats(self, key: str) -> tuple[object, ...]:
+    def _over_repeats(self, name: str) -> tuple[object, ...]:
         """A line of `repeats`; empty where one of the two has no such result."""
-        name = key.removeprefix("results.")
         found = [
             pd.Series([in_unit(name, run.summary.results.get(name)) for run in runs]).dropna()
             for runs in self._repeats
@@ -51,7 +50,7 @@ class Comparison(Shown):
         if any(values.empty for values in found):
             return ()
         one, other = (over_repeats(name, values) for values in found)
-        ratio = other / one if self._found.beside(key)[3] is not None else None
+        ratio = other / one if self._found.beside(f"results.{name}")[3] is not None else None
         ranges = (f"{value(float(each.min()))} to {value(float(each.max()))}" for each in found)
         return (RESULTS[name], one, other, ratio, *ranges)
 

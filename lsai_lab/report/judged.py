@@ -29,7 +29,7 @@ def judged(*names: str) -> pd.DataFrame:
     terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
     wanted = {term.study for term in terms if term is not None} & {*studies()}
     if len(asked) > _MANY:
-        say(f"judging {len(asked)} claims by the recorded runs takes half a minute")
+        say(f"judging {len(asked)} claims by the recorded runs takes a while")
     found = evaluate(recorded(*sorted(wanted)), asked).set_index("name")
     folder = reading_root() / "reports" / "recorded"
     found["runs"] = [

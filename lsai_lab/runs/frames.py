@@ -13,7 +13,7 @@ from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
 from lsai_core.base.tables import Part, as_text, value
 
 WIDE = 20  # columns; with more, the first ones are shown
-_OPTIONS = (*("display.float_format", value, "display.width", 160, "display.max_columns", WIDE),)
+_OPTIONS = ("display.float_format", value, "display.width", 160, "display.max_columns", WIDE)
 _JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
 _RATES = ("tflops", "per_s")  # so ends the name of a rate
 _QUOTED = re.compile(r"'([^']+)'")
@@ -158,10 +158,19 @@ class Values(pd.Series):
         return as_text([Part("", rows=rows, note=note)])
 
 
-for _name in (
-    *("__getitem__", "drop", "dropna", "groupby", "pivot_table", "query", "set_index"),
+# Those that name columns, and so may name one that is not there.
+_NAMING = (
+    "__getitem__",
+    "drop",
+    "dropna",
+    "groupby",
+    "pivot_table",
+    "query",
+    "set_index",
     "sort_values",
-):
+)
+
+for _name in _NAMING:
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
 
 

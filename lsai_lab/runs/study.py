@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from lsai_core.base import shown as tables
+from lsai_core.base import tables
 from lsai_core.base.errors import Known, UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
