@@ -3,9 +3,12 @@ CI, platforms as the code has them."""
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 import tomllib
 
+import pytest
 import yaml
 from conftest import CHECKOUT
 from packaging.requirements import Requirement
@@ -78,6 +81,19 @@ def test_the_readme_has_the_platforms_as_the_code_has_them() -> None:
     refused = rows["refused, in one line"]
     assert "Windows" in refused and "WSL2" in refused and "Intel Macs" in refused
     assert "ROCm" in rows["best effort"]
+    major, minor = platforms.TESTED_PYTHON[1]
+    assert f"Python {major}.{minor + 1} and newer" in rows["best effort"]
+
+
+def test_a_python_newer_than_the_tested_ones_is_best_effort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platforms, "SUPPORTED", {(sys.platform, platform.machine())})
+    (_, (major, newest)) = platforms.TESTED_PYTHON
+    for version in range(platforms.OLDEST_PYTHON[1], newest + 2):
+        monkeypatch.setattr(sys, "version_info", (major, version, 0))
+        expected = "supported" if version <= newest else "best effort: tested with Python 3.11 to "
+        assert platforms.standing().startswith(expected), version
 
 
 def test_an_install_without_make_is_in_the_readme_as_the_package_has_it() -> None:

@@ -8,7 +8,7 @@ import platform
 import sys
 
 OLDEST_PYTHON = (3, 11)
-TESTED_PYTHON = ((3, 11), (3, 11))
+TESTED_PYTHON = ((3, 11), (3, 14))
 SUPPORTED = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")}
 
 
