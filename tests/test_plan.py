@@ -19,7 +19,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
-from lsai_core.profiling.gpus import MARGIN, find_gpu, usable_gib
+from lsai_core.profiling.gpus import MARGIN, enough_gib, find_gpu, spare_gib, usable_gib
 from lsai_lab.peers.titan_file import read_titan
 from lsai_lab.predictions import plan_predicted
 from lsai_lab.predictions.asked import Source
@@ -45,7 +45,7 @@ FIXED: dict[str, Any] = {
     "optim": {"rounding": "stochastic"},
 }
 _KEYS = (
-    "answer found gpu gpus memory_gib budget_gib margin margin_source usable_gib seq_len "
+    "answer found gpu gpus memory_gib budget_gib margin spare_gib margin_source usable_gib seq_len "
     "tokens_per_step numerics plan reasons next nearest predictions remarks files"
 )
 _SETTING = (
@@ -93,7 +93,7 @@ def plans(everything: list[tuple[float, float]]) -> list[tuple[float, Plan]]:
     smallest, largest = min(everything)[0], max(everything)[0]
     shares = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
     budgets = [(smallest + share * (largest - smallest)) * 1.0001 for share in shares]
-    return [(budget, planned(budget / (1 - MARGIN))) for budget in budgets]
+    return [(budget, planned(enough_gib(budget))) for budget in budgets]
 
 
 def test_no_setting_that_fits_is_faster(
@@ -196,7 +196,7 @@ def test_what_is_set_is_no_choice() -> None:
 def test_host_memory_is_asked_where_nothing_else_fits() -> None:
     lab_model = Source(model="lab").run(find_gpu("h100"), None, {"seq_len": 512}).config
     fixed = FIXED | {"loss": "fused"}
-    plan = make_plan(lab_model, 4 * 512, Room(H100, 0.3), fixed=fixed, packages="none")
+    plan = make_plan(lab_model, 4 * 512, Room(H100, enough_gib(0.29)), fixed=fixed, packages="none")
     assert plan.offloaded and plan.chosen is not None and plan.chosen.host_gib > 0
     offload = {reason["choice"]: reason for reason in told(plan)["reasons"]}["activations"]
     assert offload["instead"] == "without host memory" and offload["missing_gib"] > 0
@@ -286,7 +286,7 @@ def test_the_first_line_can_be_acted_on(project: Project, written: dict[str, Any
     first, *below = out.splitlines()
     assert re.fullmatch(r"Micro-batch \d+.*: \d\.\d\d of 1\.00 GiB, about [\d,]+ tokens/s", first)
     assert first == written["answer"]
-    assert "3% stay free" in out and "Why:" in below and "The next best:" in below
+    assert "0.30 GiB stay free" in out and "Why:" in below and "The next best:" in below
     assert max(map(len, below)) <= 100
 
 
@@ -407,3 +407,11 @@ def test_the_committed_tasks_are_those_that_are_drawn() -> None:
     assert tasks == plan_tasks.draw() and len(tasks) == 200
     for task in tasks:
         assert task["tokens"] % task["seq_len"] == 0 and 4 <= task["budget_gib"] <= 72
+
+
+@pytest.mark.parametrize("memory_gib", [2.0, 9.9, 10.0, 24.0])
+def test_what_stays_free_does_not_shrink_with_small_memories(memory_gib: float) -> None:
+    spare = spare_gib(memory_gib)
+    assert spare == pytest.approx(max(0.03 * memory_gib, 0.3))
+    assert enough_gib(memory_gib - spare) == pytest.approx(memory_gib)
+    assert spare_gib(memory_gib, 0.0) == 0

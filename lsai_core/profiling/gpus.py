@@ -21,6 +21,7 @@ from lsai_core.profiling.passport import Passport, read_passport
 
 OUTSIDE_GIB = 0.6  # of a GPU's memory: the driver's context and the kernels' code
 MARGIN = 0.03  # a share of a GPU's memory: predictions of reserved memory are that true
+SMALL_GIB = 10.0  # below, their errors do not shrink: compilers' and kernels' own buffers
 
 
 @dataclass(frozen=True)
@@ -213,4 +214,14 @@ def _slice(whole: str, processors: int, gb: int, name: str) -> Gpu:
 
 def usable_gib(gpu: Gpu, margin: float = MARGIN) -> float:
     """What a run may need and surely fit; a share `margin` of the memory stays free."""
-    return (1 - margin) * gpu.memory_gib - OUTSIDE_GIB
+    return gpu.memory_gib - spare_gib(gpu.memory_gib, margin) - OUTSIDE_GIB
+
+
+def spare_gib(memory_gib: float, margin: float = MARGIN) -> float:
+    """What stays free of `memory_gib`: a share of it, and not less than that of `SMALL_GIB`."""
+    return margin * max(memory_gib, SMALL_GIB)
+
+
+def enough_gib(needed_gib: float, margin: float = MARGIN) -> float:
+    """The smallest memory of which `needed_gib` are left, beside what stays free."""
+    return max(needed_gib / (1 - margin), needed_gib + margin * SMALL_GIB)

@@ -74,7 +74,8 @@ def plan(
     name a `study` and `variant`, or that folder with `hf`. `tokens` of an optimizer step, such as
     131072, in sequences of `seq_len`; a study has its own. `gpu`: a name as in `lsai plan`, or its
     memory (24, in GiB); `budget`: GiB that a GPU's allocator may reserve; `gpus` share the model.
-    `numerics`: fp32, harmless or fp8. `margin`: the share of the memory that stays free.
+    `numerics`: fp32, harmless or fp8. `margin`: the share of the memory (of 10 GiB at
+    least) that stays free.
     `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
     rates times are made of. Raises UserError for what cannot be asked.
     """

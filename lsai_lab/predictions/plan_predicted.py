@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
-from lsai_core.profiling.gpus import MARGIN, OUTSIDE_GIB, Gpu, find_gpu, usable_gib
+from lsai_core.profiling.gpus import (
+    MARGIN,
+    OUTSIDE_GIB,
+    Gpu,
+    enough_gib,
+    find_gpu,
+    spare_gib,
+    usable_gib,
+)
 from lsai_lab.predictions.plan_space import (
     Chain,
     batch_words,
@@ -48,15 +56,15 @@ class Room:
         usable = usable_gib(self.gpu, self.margin)
         if self.budget_gib is None:
             return usable
-        return min(usable, (1 - self.margin) * self.budget_gib)
+        return min(usable, self.budget_gib - spare_gib(self.budget_gib, self.margin))
 
     def budget_for(self, reserved_gib: float) -> float:
         """The smallest budget with which so much would be usable."""
-        return reserved_gib / (1 - self.margin)
+        return enough_gib(reserved_gib, self.margin)
 
     def memory_for(self, reserved_gib: float) -> float:
         """The smallest GPU's memory with which so much would be usable."""
-        return (reserved_gib + OUTSIDE_GIB) / (1 - self.margin)
+        return enough_gib(reserved_gib + OUTSIDE_GIB, self.margin)
 
 
 def gpu_with(budget_gib: float) -> Gpu:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsai_core.config.train import TrainConfig
-from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu
+from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu, spare_gib
 from lsai_lab.predictions.plan import KNOWN, TIE, Plan
 from lsai_lab.predictions.plan_predicted import USUAL, Tried, gpu_with
 from lsai_lab.predictions.plan_space import (
@@ -52,6 +52,7 @@ def told(plan: Plan) -> dict[str, Any]:
         "memory_gib": gpu.memory_gib,
         "budget_gib": room.budget_gib,
         "margin": room.margin,
+        "spare_gib": spare_gib(room.given_gib, room.margin),
         "margin_source": MARGIN_SOURCE if room.margin == MARGIN else "--margin",
         "usable_gib": room.usable_gib,
         "seq_len": plan.asked.seq_len,
@@ -297,12 +298,11 @@ def _of_loss(plan: Plan, chosen: Tried) -> Iterator[Reason]:
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The plan below its first line, a paragraph each, the long ones still to be wrapped."""
-    share = f"{found['margin']:.1%}".replace(".0%", "%")
     budget = "" if found["budget_gib"] is None else f" within a budget of {found['budget_gib']:g}"
     yield (
         f"{found['tokens_per_step']:,} tokens a step in sequences of {found['seq_len']:,} on "
         f"{found['gpus']} x {found['gpu']}{budget}: at most {gib(found['usable_gib'])} may be "
-        f"reserved; {share} stay free, for {found['margin_source']}."
+        f"reserved; {gib(found['spare_gib'])} stay free, for {found['margin_source']}."
     )
     if found["plan"] is None:
         return
