@@ -24,7 +24,7 @@ def bound(tmp_path: Path, *sources: str) -> str:
 def test_a_program_is_told_with_what_it_uses_of_hidden_cells(tmp_path: Path) -> None:
     shown = "def doubled(array):\n    return 2 * np.array(array)\n\n\nprint(doubled([size]))"
     text = bound(tmp_path, SETUP, shown)
-    above, _, rest = text.partition("\n\ndef doubled")
+    above, _, rest = text.partition("\ndef doubled")
     assert above.endswith("import numpy as np\n" + HIDDEN.format("size")) and rest
     assert "Linear" not in text and "sum_of" not in text, "what it does not use"
 

@@ -30,7 +30,7 @@ class HiddenNames:
             told.append(HIDDEN.format(", ".join(computed)))
         known = {*used, *_set(table)}
         self.imports = {name: text for name, text in self.imports.items() if name not in known}
-        return "\n".join([*told, *[""] * bool(told), code])
+        return "\n".join([*told, code])
 
 
 def _table(code: str) -> symtable.SymbolTable | None:
