@@ -92,9 +92,9 @@ def _figures(group: pd.DataFrame, values: pd.DataFrame) -> dict[str, Any]:
 
 def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Series:
     """`metric` of rows of `summarize` over a number, with the range of the repeats in brackets,
-    each value by the format `spec`."""
+    each by the format `spec`, whose unit (`x`, `%`) stands once: `1.43x (1.43 to 1.44)`."""
     value, low, high = ((rows[f"{metric}{end}"] / over).map(spec.format) for end in ENDS)
-    return value + " (" + low + " to " + high + ")"
+    return value + " (" + low.str.rstrip("x%") + " to " + high.str.rstrip("x%") + ")"
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
