@@ -12,6 +12,7 @@ Runs, as frames:
     lab.config(run)                      what a training run trained, as a TrainConfig
     lab.studies(), lab.study(name)       the studies' names; one's title, question, baseline and
                                          variants
+    lab.machines()                       what the labels of the machines stand for: h200, h200-d
     lab.parameters(name)                 the file params/<name>.yaml
 
 Runs of your own (a run is a row of `load`, a folder, the name you gave it, its key, or
@@ -81,6 +82,7 @@ _FACE = {
         "study",
         "parameters",
     ),
+    "lsai_lab.report.machines": ("machines",),
     "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
     "lsai_lab.report.numbers": ("number",),
     "lsai_lab.report.loss_chart": ("loss_chart",),

@@ -74,7 +74,7 @@ Many nodes:
 How much to believe:
 
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
-    claims_with, all_claims, sessions    claims with a verdict, and all; the labels of the records
+    claims_with, all_claims              claims with a verdict, and all
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
     published_speeds                     what others published for a model of 8 B
     peer_savings                         the leads beside what our kernels save
@@ -170,7 +170,6 @@ NAMES = {
         "all_claims",
         "claims_with",
         "one_setting",
-        "sessions",
         "speed_noise",
     ),
     "lsai_lab.analysis.peers": (

@@ -1,0 +1,24 @@
+"""Whether a person who knows only `lab.` finds what there is: labels, names, and hints at what was
+meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import CHECKOUT, write_run
+
+import lsai_lab as lab
+from lsai_lab.runs.records import recorded_runs
+
+
+def test_every_label_of_a_machine_is_explained(empty: Path) -> None:
+    found = lab.machines().set_index("machine")
+    assert {*found.index} == {run.machine for run in recorded_runs(CHECKOUT / "reports")}
+    assert found.loc["h200-d", "gpu"] == "H200" and "speeds do not count" in repr(found)
+    assert found["about"].str.len().min() > 0 and "..." not in repr(found)
+    runs = lab.recorded("memory")
+    assert lab.machines(runs)["runs"].sum() == len(runs)
+    assert lab.machines(runs.head(0)).empty
+    write_run(empty, "memory", "bf16")
+    own = lab.machines(lab.load("memory", mine=True))
+    assert "this machine" in own["machine"][0] and own["about"][0] == ""
