@@ -21,6 +21,7 @@ Runs of your own (a run is a row of `load`, a folder, the name you gave it, its 
     run = lab.open_run(study=..., variant=..., overrides={...}, name=...)
                                          a run object: run.execute(), run.results, run.steps,
                                          run.plot(), run.memory, run.kernels, run.timeline()
+    lab.open_run("memory", "bf16", part="batch").execute()    the largest batch that trains here
     lab.find_run("name")                 the same of a run that is there, own or recorded
     lab.compare(a, b)                    settings that differ, results, and .plot()
     lab.curves(a, b, y="loss", x="elapsed_s")    columns of the steps of any runs, drawn
@@ -150,7 +151,11 @@ def __getattr__(name: str) -> Any:
 # What people look for here that is no function of its own.
 _ELSEWHERE = {
     "gpus": 'within lab.predict("llama3-8b", " the Tab key lists them',
-    "largest_batch": 'lab.predict("llama3-8b", "h100", largest="batch") predicts it',
+    **dict.fromkeys(
+        ("find_batch", "largest_batch"),
+        'lab.open_run("memory", "bf16", part="batch").execute() measures it, '
+        'lab.predict("llama3-8b", "h100", largest="batch") predicts it',
+    ),
     "longest": 'lab.predict("llama3-8b", "h100", largest="length") predicts it',
     "presets": 'within lab.predict(" the Tab key lists them',
     "report": "!lsai report makes the pages",

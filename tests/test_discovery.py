@@ -3,11 +3,14 @@ meant."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
 from conftest import CHECKOUT, write_run
 
 import lsai_lab as lab
+from lsai_core.base.errors import UnknownName
 from lsai_lab.runs.records import recorded_runs
 
 
@@ -22,3 +25,12 @@ def test_every_label_of_a_machine_is_explained(empty: Path) -> None:
     write_run(empty, "memory", "bf16")
     own = lab.machines(lab.load("memory", mine=True))
     assert "this machine" in own["machine"][0] and own["about"][0] == ""
+
+
+@pytest.mark.parametrize("name", ["find_batch", "largest_batch"])
+def test_the_largest_batch_is_measured_as_the_hint_and_the_help_say(empty: Path, name: str) -> None:
+    with pytest.raises(UnknownName) as error:
+        getattr(lab, name)
+    measured = re.search(r"lab(\.open_run\(.*?\))\.execute\(\)", str(error.value))
+    assert measured and measured[0] in str(lab.__doc__)
+    assert eval(f"lab{measured[1]}").kind == "batch_search"
