@@ -32,6 +32,8 @@ Memory and time:
 
     lab.predict("llama3-8b", "24GiB")     the peak by cause and a step's time; largest="batch"
     lab.plan("llama3-8b", "h100", tokens=131072)    the fastest setting that fits, and why
+    with lab.simulated_gpu("h100") as gpu:    any PyTorch step on a GPU that is not there:
+                                         gpu.peak_reserved_gib, gpu.verdict, gpu.by_cause()
     lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
     lab.timeline(run)                    the memory of a step by cause, and its kernels
 
@@ -73,6 +75,7 @@ from lsai_lab.chapters import NAMES
 
 # By module: what a person looks for, which the Tab key and `help` list.
 _FACE = {
+    "lsai_core": ("simulated_gpu",),
     "lsai_lab.report.load": (
         "load",
         "recorded",

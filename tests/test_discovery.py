@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import CHECKOUT, write_run
 
 import lsai_lab as lab
-from lsai_core.base.errors import UnknownName
+from lsai_core.base.errors import UnknownName, UserError
+from lsai_core.base.shown import WrongCall
 from lsai_lab.runs.records import recorded_runs
 
 
@@ -25,6 +27,17 @@ def test_every_label_of_a_machine_is_explained(empty: Path) -> None:
     write_run(empty, "memory", "bf16")
     own = lab.machines(lab.load("memory", mine=True))
     assert "this machine" in own["machine"][0] and own["about"][0] == ""
+
+
+def test_any_step_is_predicted_from_lab() -> None:
+    model = torch.nn.Linear(256, 256)
+    with pytest.raises(UserError, match="with lab.simulated_gpu"):
+        lab.predict(model)
+    with lab.simulated_gpu("24GiB") as gpu:
+        torch.nn.Linear(256, 256, device="cuda")(torch.ones(2, 256, device="cuda")).sum().backward()
+    assert gpu.peak_allocated_gib > 256 * 256 * 4 / 2**30
+    with pytest.raises(WrongCall, match="lab.simulated_gpu takes no 'gpus'; did you"):
+        lab.simulated_gpu(gpus="h100")
 
 
 @pytest.mark.parametrize("name", ["find_batch", "largest_batch"])
