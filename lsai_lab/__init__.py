@@ -67,6 +67,7 @@ import functools
 import importlib
 import inspect
 import sys
+import types
 from typing import Any
 
 from lsai_core.base.errors import UnknownName, UserError, did_you_mean, not_installed
@@ -151,8 +152,23 @@ def __getattr__(name: str) -> Any:
     raise UnknownName(f"{said}; {_meant(name)}")
 
 
+class _Folder(types.ModuleType):
+    """A folder of the package, which an import makes an attribute of the one above it; who calls it
+    meant a function."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        raise UnknownName(f"lab.{name} is no function; {_meant(name)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is types.ModuleType and value.__name__ == f"{self.__name__}.{name}":
+            value.__class__ = _Folder
+        super().__setattr__(name, value)
+
+
 # What people look for here that is no function of its own.
 _ELSEWHERE = {
+    "delete": "!lsai runs delete removes a run",
     "gpus": 'within lab.predict("llama3-8b", " the Tab key lists them',
     **dict.fromkeys(
         ("find_batch", "largest_batch"),
@@ -214,4 +230,5 @@ def _show_tokenizer(tokenizer: Any, printer: Any, _cycle: bool) -> None:
     printer.text(f"tokenizer of {size:,} tokens: .{example}, .decode(ids)")
 
 
+sys.modules[__name__].__class__ = _Folder
 _offer_names()

@@ -3,6 +3,7 @@ meant."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -38,6 +39,24 @@ def test_any_step_is_predicted_from_lab() -> None:
     assert gpu.peak_allocated_gib > 256 * 256 * 4 / 2**30
     with pytest.raises(WrongCall, match="lab.simulated_gpu takes no 'gpus'; did you"):
         lab.simulated_gpu(gpus="h100")
+
+
+@pytest.mark.parametrize(
+    "called, said",
+    [
+        ("runs", "lab.runs is no function; did you mean load?"),
+        ("claims", "lab.claims is no function; did you mean claims_table?"),
+        ("report", "lab.report is no function; !lsai report makes the pages"),
+        ("data", "lab.data is no function; !lsai data is a command"),
+        ("delete", "'delete'; !lsai runs delete removes a run"),
+    ],
+)
+def test_a_folder_of_the_package_that_is_called_says_what_was_meant(called: str, said: str) -> None:
+    for name in ("runs.records", "claims.declared", "report.load", "data.dataset"):
+        importlib.import_module(f"lsai_lab.{name}")
+    with pytest.raises(UnknownName) as error:
+        getattr(lab, called)()
+    assert said in str(error.value) and len(error.value._render_traceback_()) == 1
 
 
 @pytest.mark.parametrize("name", ["find_batch", "largest_batch"])
