@@ -66,3 +66,20 @@ def test_the_largest_batch_is_measured_as_the_hint_and_the_help_say(empty: Path,
     measured = re.search(r"lab(\.open_run\(.*?\))\.execute\(\)", str(error.value))
     assert measured and measured[0] in str(lab.__doc__)
     assert eval(f"lab{measured[1]}").kind == "batch_search"
+
+
+def test_a_comparison_calls_its_lines_as_a_frame_of_runs_calls_its_columns(empty: Path) -> None:
+    runs = lab.recorded("memory").query("part == 'train' and machine == 'h100'")
+    one = runs.query("variant == 'bf16'").iloc[0]
+    other = runs.query("variant == 'flash_gradcp'").iloc[0]
+    both = lab.compare(one, other)
+    for frame in (both.settings, both.results, both.repeats):
+        named = frame.set_index("what")
+        assert len(named) and {*named.index} <= {*runs.columns}, {*named.index} - {*runs.columns}
+    results = both.results.set_index("what")
+    for name in ("tokens_per_s", "mfu", "mem_peak_allocated_gib", "validation_loss"):
+        assert (results["first"][name], results["second"][name]) == (one[name], other[name])
+    write_run(empty, "memory", "bf16", config={"steps": 4}, results={"steps": 3})
+    own = write_run(empty, "memory", "baseline", config={"steps": 5}, results={"steps": 3})
+    settings = lab.compare("memory.bf16", own).settings.set_index("what")
+    assert settings.loc["config.steps", ["first", "second"]].tolist() == [4, 5]
