@@ -13,7 +13,6 @@ Runs, as frames:
     lab.studies(), lab.study(name)       the studies' names; one's title, question, baseline and
                                          variants
     lab.machines()                       what the labels of the machines stand for: h200, h200-d
-    lab.parameters(name)                 the file params/<name>.yaml
 
 Runs of your own (a run is a row of `load`, a folder, the name you gave it, its key, or
 `study.variant`; a recorded one `machine/study.variant`):
@@ -40,26 +39,21 @@ Memory and time:
 What a reader sees:
 
     lab.table(frame), lab.figure(fig)    a table, a figure
-    lab.bars, lab.lines, lab.panels, lab.loss_chart      charts
-    lab.style(), lab.PALETTE, lab.COLORS the report's plot style and colours
+    lab.bars, lab.lines                  charts
+    lab.style()                          the report's plot style
     lab.draw(name)                       a drawing of a mechanism
     lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
                                          rounding, numbers, fits
-    speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
-    lab.say("...")                       a sentence with computed numbers, in notebooks of your own
-    lab.run_link(text, run)              a link to the page of a run
 
 From frames to frames and numbers:
 
-    lab.summarize, lab.over_repeats      one figure from repeats, and how far they scatter: spread
-    lab.with_range                       a figure with the range of its repeats, as text
+    lab.summarize                        one figure from repeats, with its range
     lab.relative                         comparisons with a variant
     lab.pareto, lab.equal_to_best        the best, and what equals it
-    lab.with_cost                        energy and money for a billion tokens
     lab.judged(...), lab.claims_table(...)    claims by name, judged by the recorded runs; as a
                                          table
 
-What single chapters compute (`help("lsai_lab.chapters")` lists it) is there, too: `lab.<name>`.
+What only chapters use (`help("lsai_lab.chapters")` lists it) is there, too: `lab.number`, ...
 """
 
 import difflib
@@ -85,19 +79,14 @@ _FACE = {
         "kernels",
         "studies",
         "study",
-        "parameters",
     ),
     "lsai_lab.report.machines": ("machines",),
-    "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
-    "lsai_lab.report.numbers": ("number",),
-    "lsai_lab.report.loss_chart": ("loss_chart",),
-    "lsai_lab.report.charts": ("bars", "lines", "panels"),
-    "lsai_lab.report.colors": ("COLORS", "PALETTE"),
+    "lsai_lab.report.show": ("table", "figure"),
+    "lsai_lab.report.charts": ("bars", "lines"),
     "lsai_lab.report.drawings": ("draw",),
     "lsai_lab.report.judged": ("claims_table", "judged"),
     "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.predicted": ("config",),
-    "lsai_lab.analysis.cost": ("with_cost",),
     "lsai_lab.interactive.comparison": ("compare",),
     "lsai_lab.interactive.curves": ("curves",),
     "lsai_lab.interactive.models": ("generate", "load_model"),
@@ -108,15 +97,7 @@ _FACE = {
     "lsai_lab.interactive.sweep": ("sweep",),
     "lsai_lab.interactive.timeline": ("timeline",),
     "lsai_lab.interactive.watch": ("watch",),
-    "lsai_lab.analysis.summary": (
-        "equal_to_best",
-        "over_repeats",
-        "pareto",
-        "relative",
-        "spread",
-        "summarize",
-        "with_range",
-    ),
+    "lsai_lab.analysis.summary": ("equal_to_best", "pareto", "relative", "summarize"),
 }
 _MODULES = {name: module for module, names in [*_FACE.items(), *NAMES.items()] for name in names}
 __all__ = ["style", *(name for names in _FACE.values() for name in names)]

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CHECKOUT, write_run
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
 
+import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UnknownName, UserError
 from lsai_core.base.shown import WrongCall
@@ -83,3 +86,16 @@ def test_a_comparison_calls_its_lines_as_a_frame_of_runs_calls_its_columns(empty
     own = write_run(empty, "memory", "baseline", config={"steps": 5}, results={"steps": 3})
     settings = lab.compare("memory.bf16", own).settings.set_index("what")
     assert settings.loc["config.steps", ["first", "second"]].tolist() == [4, 5]
+
+
+def test_the_tab_key_offers_the_names_of_users_alone() -> None:
+    shell = InteractiveShell.instance()
+    lab._offer_names()
+    for package, cell in ((lab, "import lsai_lab as lab\nlab."), (lsai_core, "lsai_core.")):
+        with provisionalcompleter():
+            found = [one.text for one in shell.Completer.completions(cell, len(cell))]
+        assert sorted(found) == sorted(package.__all__)
+    assert {"load", "compare", "predict", "simulated_gpu"} <= {*lab.__all__}
+    for name in ("loss_chart", "with_cost", "say", "panels", "number", "PALETTE"):
+        assert name not in dir(lab) and f"lab.{name}(" not in str(lab.__doc__)
+        assert getattr(lab, name) and re.search(rf"\b{name}\b", str(lab.chapters.__doc__))
