@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,3 +100,29 @@ def test_the_tab_key_offers_the_names_of_users_alone() -> None:
     for name in ("loss_chart", "with_cost", "say", "panels", "number", "PALETTE"):
         assert name not in dir(lab) and f"lab.{name}(" not in str(lab.__doc__)
         assert getattr(lab, name) and re.search(rf"\b{name}\b", str(lab.chapters.__doc__))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: lab.find_run("h100/memory"), "there are h100/memory.baseline, h100/memory.bf16, "),
+        (lambda: lab.find_run("h100"), "; there are h100/ablation, "),
+        (lambda: lab.compare("h100/memory.bf16", "h200/memory"), "h200/memory.window_512"),
+        (lambda: lab.predict("lab-tiny", 24e9), "its memory is a number of GiB: 24 or 24GiB"),
+        (lambda: lab.predict("lab-tiny", "24e9"), "its memory is a number of GiB: 24 or 24GiB"),
+        (lambda: lab.predict("lab-tiny", -1), "its memory is a number of GiB: 24 or 24GiB"),
+        (lambda: lab.curves(lab.recorded("memory")), "choose some, as lab.curves(runs.query("),
+    ],
+)
+def test_a_hint_says_what_can_be_asked_for_instead(empty: Path, wrong: Any, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        wrong()
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_a_frame_is_asked_about_itself_leads_on(empty: Path) -> None:
+    shell = InteractiveShell.instance()
+    shell.user_ns["runs"] = lab.recorded("memory")
+    told = shell.object_inspect_mime("runs", detail_level=0)["text/plain"]
+    for name in ("lab.find_run(", "lab.summarize", "notebooks/README.md", "query"):
+        assert name in told
