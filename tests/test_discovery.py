@@ -36,12 +36,12 @@ def test_every_label_of_a_machine_is_explained(empty: Path) -> None:
 
 def test_any_step_is_predicted_from_lab() -> None:
     model = torch.nn.Linear(256, 256)
-    with pytest.raises(UserError, match="with lab.simulated_gpu"):
+    with pytest.raises(UserError, match=r"with lab\.simulated_gpu"):
         lab.predict(model)
     with lab.simulated_gpu("24GiB") as gpu:
         torch.nn.Linear(256, 256, device="cuda")(torch.ones(2, 256, device="cuda")).sum().backward()
     assert gpu.peak_allocated_gib > 256 * 256 * 4 / 2**30
-    with pytest.raises(WrongCall, match="lab.simulated_gpu takes no 'gpus'; did you"):
+    with pytest.raises(WrongCall, match=r"lab\.simulated_gpu takes no 'gpus'; did you"):
         lab.simulated_gpu(gpus="h100")
 
 
