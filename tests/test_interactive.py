@@ -48,7 +48,7 @@ def test_runs_studies_configs_and_predictions_show_tables(empty: Path) -> None:
     assert first.count("<tr>") == 11 and "tokens_per_s" in first and "mfu_peak_source" in rest
     assert repr(results).count("\n") == 10
     both = lab.compare(RECORDED, "h200/memory.bf16")
-    assert "tokens/s" in repr(both) and "<details>" in both._repr_html_()
+    assert "tokens_per_s" in repr(both) and "<details>" in both._repr_html_()
 
 
 def test_nothing_that_is_shown_is_markup() -> None:

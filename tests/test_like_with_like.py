@@ -63,7 +63,7 @@ def test_a_baseline_that_no_row_has_is_one_line(empty: Path) -> None:
 def test_a_comparison_of_names_tells_all_their_repeats(empty: Path) -> None:
     one, other = "h100/memory.bf16", "h100/memory.flash_attn"
     found = lab.compare(one, other)
-    speed = found.repeats.set_index("what").loc["tokens/s"]
+    speed = found.repeats.set_index("what").loc["tokens_per_s"]
     runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     medians = runs.groupby("variant")["tokens_per_s"].median()
     assert speed["second / first"] == pytest.approx(medians["flash_attn"] / medians["bf16"])

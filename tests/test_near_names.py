@@ -96,7 +96,7 @@ def test_options_of_a_runs_methods_stand_in_their_signature(empty: Path) -> None
         ("techniques", "'techniques'; !lsai techniques is a command"),
         ("doctor", "'doctor'; !lsai doctor is a command"),
         ("probe", "'probe'; !lsai probe is a command"),
-        ("find_batch", "'find_batch'; !lsai find-batch is a command"),
+        ("find_batch", 'part="batch").execute() measures it'),
         ("xyzzy", "the Tab key behind lab. lists what there is"),
     ],
 )

@@ -90,19 +90,6 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     return rows.assign(missed=np.abs(worst / limits - 1))
 
 
-def sessions(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per label of the records (`runs`: all recorded ones): its `GPU`, the most GPUs in a
-    run, the days, and how many runs there are."""
-    labels = runs.groupby("machine")
-    days = _short_days(pd.to_datetime(runs["started"].str[:10]))
-    ends = runs["started"].groupby(runs["machine"]).agg(["idxmin", "idxmax"])
-    found = labels.agg(GPU=("gpu", "first"), most=("env.gpu_count", "max"))
-    found = found.rename(columns={"most": "most GPUs in a run"})
-    found["days"] = [" to ".join(dict.fromkeys(days[[*pair]])) for pair in ends.to_numpy()]
-    found["runs"] = labels.size()
-    return found.reset_index(names="label")
-
-
 def _short_days(days: pd.Series) -> pd.Series:
     """Days as `Nov 3`."""
     return days.dt.strftime("%b %d").str.replace(" 0", " ")

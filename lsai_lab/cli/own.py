@@ -11,7 +11,14 @@ from lsai_core.base.files import flatten
 from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
-from lsai_lab.runs.difference import Difference, difference, differing, differing_settings
+from lsai_lab.runs.difference import (
+    RESULTS,
+    Difference,
+    difference,
+    differing,
+    differing_settings,
+    in_unit,
+)
 from lsai_lab.runs.find import find_folder, machine_of, opened, repeats_of, which_repeat
 from lsai_lab.runs.records import Run, find_runs, name_in
 from lsai_lab.runs.session import Session, current_runs
@@ -106,10 +113,11 @@ def compare_two(
 
 def _beside(found: Difference, key: str) -> dict[str, Any]:
     """A line of the comparison: of two numbers the second over the first, too."""
-    name, *values, ratio = found.beside(key)
+    name, *given, ratio = found.beside(key)
+    values = [in_unit(name, each) for each in given]
     shown = [v if v is None or isinstance(v, float) else str(v) for v in values]
     return {
-        "what": name,
+        "what": RESULTS.get(name, name),
         "first": shown[0],
         "second": shown[1],
         "second / first": "" if ratio is None else f"{ratio:.3g}x",

@@ -13,7 +13,7 @@ from lsai_core.base.tables import Part, as_text, value
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of
-from lsai_lab.runs.difference import RESULTS, Difference, difference, differing, in_unit
+from lsai_lab.runs.difference import RESULTS, Difference, difference, differing
 from lsai_lab.runs.find import machine_of, opened, repeats_of, which_repeat
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.records import Run, name_in
@@ -23,9 +23,9 @@ _RANGES = (*_HEADS, "range of first", "range of second")
 
 
 class Comparison(Shown):
-    """What two runs differ in, as frames (`settings`, `results`, `rest`: what, first, second and
-    the ratio; `repeats`: of losses the means, of all else the medians over the repeats of each,
-    with their ranges), and `plot()`, their curves."""
+    """What two runs differ in, as frames (`settings`, `results`, `rest`: what, as `lab.load` calls
+    it, first, second and the ratio; `repeats`: of losses the means, of all else the medians over
+    the repeats of each, with their ranges), and `plot()`, their curves."""
 
     def __init__(self, first: Run, second: Run) -> None:
         self._runs = (first, second)
@@ -44,7 +44,7 @@ class Comparison(Shown):
     def _over_repeats(self, name: str) -> tuple[object, ...]:
         """A line of `repeats`; empty where one of the two has no such result."""
         found = [
-            pd.Series([in_unit(name, run.summary.results.get(name)) for run in runs]).dropna()
+            pd.Series([run.summary.results.get(name) for run in runs]).dropna()
             for runs in self._repeats
         ]
         if any(values.empty for values in found):
@@ -52,7 +52,7 @@ class Comparison(Shown):
         one, other = (over_repeats(name, values) for values in found)
         ratio = other / one if self._found.beside(f"results.{name}")[3] is not None else None
         ranges = (f"{value(float(each.min()))} to {value(float(each.max()))}" for each in found)
-        return (RESULTS[name], one, other, ratio, *ranges)
+        return (name, one, other, ratio, *ranges)
 
     def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> Figure:
         """Draw both runs' curves: see `lab.curves`."""

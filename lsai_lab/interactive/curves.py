@@ -61,7 +61,10 @@ def curves(
     if not asked:
         raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
     if len(asked) > _MOST_LINES:
-        raise UserError(f"those are {len(asked)} runs; a picture takes at most {_MOST_LINES}")
+        raise UserError(
+            f"those are {len(asked)} runs; a picture takes at most {_MOST_LINES}: choose some, as "
+            f"lab.curves(runs.query(\"variant == 'bf16'\")), or runs.head({_MOST_LINES})"
+        )
     frames = dict(zip(_labels(asked), map(steps, asked), strict=True))
     columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)

@@ -138,7 +138,7 @@ def predict(
     if isinstance(what, nn.Module):
         raise UserError(
             "a model of your own is predicted with its loop: "
-            'with lsai_core.simulated_gpu("h100") as gpu: ...'
+            'with lab.simulated_gpu("h100") as gpu: ...'
         )
     with said_in_python():
         measured = None if passport is None else Path(passport)

@@ -12,6 +12,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
+from lsai_lab.runs.schema import DERIVED
 
 # The results that people compare, and what they are called.
 RESULTS = {
@@ -122,15 +123,21 @@ class Difference:
         return "; ".join(f"{name}: {why}" for name, why in said if why)
 
     def beside(self, key: str) -> tuple[str, Any, Any, float | None]:
-        """A line of the comparison: what it is, both values, and of two numbers the second over
-        the first; no ratio of losses on two texts, or of shares of two peaks."""
-        name = key.removeprefix("config.").removeprefix("results.")
-        values = [in_unit(name, facts.get(key)) for facts in (self.one, self.other)]
+        """A line of the comparison: its column of `lab.load`, both values, and of two numbers the
+        second over the first; no ratio of losses on two texts, or of shares of two peaks."""
+        name = self._column(key)
+        values = [facts.get(key) for facts in (self.one, self.other)]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         ratio = numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
         if (self._two_texts and name.endswith(_OF_A_TEXT)) or (self._two_peaks and name == "mfu"):
             ratio = None
-        return RESULTS.get(name, name), values[0], values[1], ratio
+        return name, values[0], values[1], ratio
+
+    def _column(self, key: str) -> str:
+        """What `lab.load` calls a fact: a setting that a result is called like keeps `config.`."""
+        name = key.removeprefix("config.").removeprefix("results.")
+        is_taken = name in DERIVED or f"results.{name}" in self.one | self.other
+        return key if key.startswith("config.") and is_taken else name
 
 
 def differing(number: int, what: str) -> str:

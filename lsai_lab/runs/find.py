@@ -7,6 +7,7 @@ A run that goes on, or was stopped before it could end, is found, too; its outco
 import functools
 import os
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -56,7 +57,15 @@ def find_folder(
     if (found := _only(text, recorded)) is not None:
         return found
     known = [name for one in [*own, *recorded] for name in one.names]
-    raise UserError(f"no run {text!r}{hint(text, known)}")
+    there = _within(text, known)
+    said = f"; there are {', '.join(there)}" if there else hint(text, known)
+    raise UserError(f"no run {text!r}{said}")
+
+
+def _within(text: str, names: list[str]) -> list[str]:
+    """Of a machine its studies, `h100/memory`, of its study the variants, `h100/memory.bf16`."""
+    parts = (re.match(re.escape(text) + r"[/.][^/.]+", name) for name in names)
+    return sorted({part[0] for part in parts if part})
 
 
 def begun(runs_root: Path) -> list[Path]:

@@ -53,7 +53,13 @@ def _no_column(name: str, frame: pd.DataFrame) -> str:
 
 
 class Frame(pd.DataFrame):
-    """A frame of pandas in all that it does."""
+    """A frame of pandas in all that it does: `query`, `groupby`, `sort_values`, `plot`.
+
+    Of many columns it shows those that people look for first; `list(frame)` has all names, and
+    notebooks/README.md says what each means. A row of a frame of runs is a run:
+    `lab.find_run(runs.iloc[0])` opens it, `lab.steps`, `lab.kernels` and `lab.compare` take it.
+    `lab.summarize` gives the figures of repeats, `lab.table` shows any frame in a report.
+    """
 
     @property
     def _constructor(self) -> Callable[..., pd.DataFrame]:
