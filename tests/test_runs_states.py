@@ -46,16 +46,22 @@ def test_a_legend_says_what_was_swept(empty: Path) -> None:
     assert legend(machines) == ["bf16 autocast (h100)", "bf16 autocast (h200)"]
 
 
-def test_differs_has_the_rare_first_and_not_what_most_share(empty: Path) -> None:
-    usual = {"batch_size": 4, "model": {"d_model": 64}, "optim": {"name": "adamw"}}
-    one = write_run(empty, "memory", "bf16", config=usual)
-    for number in range(3):
-        copied(one, f"00000000000{number}", **usual)
-    lion = copied(one, "0123456789ab", **usual | {"batch_size": 1, "optim": {"name": "lion"}})
-    copied(one, "0123456789ac", **usual | {"batch_size": 1})
-    differs = lab.load("memory", mine=True).set_index("run")["differs"]
-    assert differs[str(lion)] == "optim.name='lion', batch_size=1"
-    assert differs[str(one)] == "" and differs.value_counts()[""] == 4
+def test_differs_is_from_what_the_study_plans_whatever_other_runs_there_are(empty: Path) -> None:
+    planned = {"steps": lab.study("memory").base["steps"], "optim": {"name": "adamw"}, "seed": 3}
+    one = write_run(empty, "memory", "bf16", config=planned)
+    changed = planned | {"steps": 7, "optim": {"name": "lion"}, "gone_setting": 1}
+
+    def differs() -> dict[str, str]:
+        runs = lab.load("memory", mine=True)
+        return dict(zip(runs["run"], runs["differs"], strict=True))
+
+    short = [copied(one, f"00000000000{number}", **changed) for number in range(3)]
+    told = "steps=7, optim.name='lion'"
+    assert differs() == {str(one): "", **dict.fromkeys(map(str, short), told)}
+    shutil.rmtree(one)
+    assert differs() == dict.fromkeys(map(str, short), told), "no other run changes it"
+    gone = write_run(empty, "memory", "no_such_variant", config=planned)
+    assert differs()[str(gone)] == "its study has no such variant now"
 
 
 def test_a_source_and_its_data_are_one_text(

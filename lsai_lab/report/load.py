@@ -3,7 +3,7 @@
 `load` gives the runs of a current plan on this machine and the committed ones, so that a run by
 hand with other settings never slips into a table. It says how many own runs it leaves out.
 `load(study, mine=True)` gives every own run instead, with a column that says in which settings it
-differs.
+differs from what its study plans.
 
 Wherever one run is asked for, it can be a row of `load`, a run object, its folder, or words that
 mean it (`lsai_lab.runs.find`).
@@ -27,7 +27,8 @@ from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root, shown_path
-from lsai_lab.runs.difference import differing_settings, planned_profile
+from lsai_lab.runs.departures import departures
+from lsai_lab.runs.difference import planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
@@ -98,8 +99,8 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
     for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
-    whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
-    unknown study.
+    whatever its settings, no committed ones, and a column `differs`: in which settings, and which
+    profile, from what its study plans on its machine. Raises UserError for an unknown study.
     """
     asked = [name for one in studies for name in listed(one)]
     names = _known(asked)
@@ -347,8 +348,9 @@ def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
 
 
 def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
-    """Of each row of these runs: in which settings they differ."""
-    found = {str(folder): in_frame(text) for folder, text in differing_settings(runs).items()}
+    """Of each row of these runs: in which settings they differ from what their study plans."""
+    told = departures(runs, session())
+    found = {str(folder): in_frame(text) for folder, text in told.items()}
     return frame["run"].map(found).fillna("")
 
 

@@ -2,7 +2,7 @@
 command line."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,34 +171,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "outcome": summary.outcome,
         "started": summary.started,
     } | flatten(parts)
-
-
-def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
-    """What sets each run's config apart from those of the same study, variant and part, in words
-    (`optim.lr=0.001`), what fewest have first: see `settings_apart`. What more than half of them
-    have is left out, and a profile stands for all that it sets."""
-    by_profile = defaultdict(list)
-    profiles = defaultdict(set)
-    for run in runs:
-        profile = planned_profile(run)
-        by_profile[profile].append(run)
-        profiles[_which(run)].add(profile)
-    found = {}
-    for profile, same in by_profile.items():
-        apart = settings_apart(same)
-        there = Counter(map(_which, same))
-        have = Counter((_which(run), item) for run in same for item in apart[run.folder].items())
-        for run in same:
-            which = _which(run)
-            told = {"profile": profile} if profile and len(profiles[which]) > 1 else {}
-            rare = [
-                (have[which, item], *item)
-                for item in apart[run.folder].items()
-                if have[which, item] <= there[which] / 2
-            ]
-            told |= {key: value for _, key, value in sorted(rare)}
-            found[run.folder] = ", ".join(f"{key}={value}" for key, value in told.items())
-    return found
 
 
 def planned_profile(run: Run) -> str | None:
