@@ -355,9 +355,10 @@ def test_one_name_is_a_list_of_one(empty: Path) -> None:
 def test_a_frame_of_runs_begins_with_what_people_look_for(empty: Path) -> None:
     write_run(empty, "memory", "bf16", results={"step_ms": 2.0})
     who = ["machine", "study", "variant", "label", "name", "part", "repeat", "outcome"]
-    found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"]
+    found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss"]
+    found += ["largest_batch", "disturbed", "run"]
     for frame in (lab.load("memory"), lab.recorded("memory")):
-        assert [*frame][:13] == who + found and frame.columns.is_unique
+        assert [*frame][:15] == who + found and frame.columns.is_unique
     who.insert(5, "differs")
     assert [*lab.load("memory", mine=True)][:11] == [*who, "step_ms", "run"]
 

@@ -86,3 +86,22 @@ def test_a_result_called_none_is_missing(empty: Path) -> None:
     found = runs[runs.fp8_recipe.notna()]
     assert {*found["study"]} == {"fp8"} and len(found)
     assert found.index.equals(runs[runs["fp8.recipe"].fillna("none") != "none"].index)
+
+
+def test_the_best_is_told_of_each_machine_and_who_was_disturbed(empty: Path) -> None:
+    runs = lab.recorded("memory").query("part == 'train'")
+    rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
+    front = lab.pareto(rows, "mem_peak_allocated_gib", "tokens_per_s")
+    best = lab.equal_to_best(rows, "tokens_per_s")
+    for machine in ("h100", "h200", "h200-d"):
+        one = rows[rows["machine"] == machine]
+        alone = lab.pareto(one, "mem_peak_allocated_gib", "tokens_per_s")
+        assert front[front["machine"] == machine].equals(alone) and len(alone)
+        equal = lab.equal_to_best(one, "tokens_per_s")
+        assert best[best["machine"] == machine].equals(equal) and len(equal)
+    far = rows[(rows["machine"] == "h200-d") & (rows["variant"] == "flash_gradcp")].iloc[0]
+    assert (far["disturbed"], far["n"]) == (4, 5) and "disturbed" in repr(rows)
+    assert "disturbed" not in repr(rows[rows["disturbed"] == 0]).split("The others")[0]
+    assert " yes" in repr(runs) and "interquartile" not in repr(runs)
+    quiet = runs[runs["disturbed"].isna()]
+    assert "disturbed" not in repr(quiet), "a column of nothing is not shown"

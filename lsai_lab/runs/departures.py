@@ -1,4 +1,4 @@
-"""In which settings a run departs from what its study plans: an answer that no other run changes."""
+"""In which settings a run departs from what its study plans, whatever other runs there are."""
 
 import functools
 from collections.abc import Iterable

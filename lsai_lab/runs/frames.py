@@ -15,6 +15,11 @@ from lsai_core.base.tables import Part, as_text, value
 WIDE = 20  # columns; with more, the first ones are shown
 _OPTIONS = ("display.float_format", value, "display.width", 160, "display.max_columns", WIDE)
 _JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
+_USUAL = {
+    "outcome": "ok",
+    "disturbed": 0,
+    "differs": "",
+}  # of a summary, told where it is otherwise
 _RATES = ("tflops", "per_s")  # so ends the name of a rate
 _QUOTED = re.compile(r"'([^']+)'")
 
@@ -88,6 +93,8 @@ class Frame(pd.DataFrame):
 
     def _narrow(self) -> pd.DataFrame:
         frame = pd.DataFrame(self)[first_columns(self)].astype(object)
+        if "disturbed" in frame and not _is_summary(self):  # a long text
+            frame["disturbed"] = frame["disturbed"].where(frame["disturbed"].isna(), "yes")
         return frame.where(frame.notna(), "–")
 
     def _left_out(self) -> str:
@@ -100,7 +107,7 @@ class Frame(pd.DataFrame):
         if number == there:
             return ""
         if _is_summary(self):
-            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, run"
+            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, disturbed, run"
         elif _is_judged(self):
             what, more = "claim", "sentence, runs, bound_set, first_run, of losses the text"
         elif _is_of_points(self):
@@ -191,9 +198,9 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
     if "run" not in names:
         return names
     if _is_summary(frame):
-        all_good = (frame["outcome"] == "ok").all()
-        ranges = {f"{name}{end}" for name in names for end in ("_low", "_high")}
-        hidden = ranges | {"reason", "run", *(["outcome"] if all_good else [])}
+        hidden = {f"{name}{end}" for name in names for end in ("_low", "_high")}
+        hidden |= {"reason", "run"}
+        hidden |= {name for name in _USUAL if name in frame and (frame[name] == _USUAL[name]).all()}
         return [name for name in names if name not in hidden]
     if len(names) <= WIDE:
         return names
