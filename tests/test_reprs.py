@@ -183,6 +183,16 @@ def test_a_prediction_says_what_a_step_is_and_keeps() -> None:
         assert said in repr(lab.predict("lab-tiny", 24, overrides=overrides))
 
 
+def test_a_prediction_and_a_plan_of_a_study_say_whose_settings_they_are(empty: Path) -> None:
+    for gpu, profile in (("H100", "h100"), (24, "gpu"), ("H200", "h200")):
+        found = lab.predict("memory.bf16", gpu)
+        assert f"settings of the study under profile {profile}" in repr(found)
+        assert found.config == lab.predict("memory.bf16", gpu, profile=profile).config
+    assert "profile" not in repr(lab.predict("lab-tiny", 24))
+    planned = lab.plan("memory.bf16", "H100", overrides={"model.n_layers": 1, "seq_len": 64})
+    assert "settings of the study under profile h100" in planned._repr_html_()
+
+
 def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
     empty: Path,
 ) -> None:
