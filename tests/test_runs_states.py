@@ -41,7 +41,7 @@ def test_a_legend_says_what_was_swept(empty: Path) -> None:
     repeats = lab.recorded("memory").query(
         "variant == 'bf16' and machine == 'h100' and repeat < 2 and part == 'train'"
     )
-    assert legend(lab.curves(repeats)) == ["bf16 autocast (repeat 1)", "bf16 autocast (repeat 2)"]
+    assert legend(lab.curves(repeats)) == ["bf16 autocast (seed 0)", "bf16 autocast (seed 1)"]
     machines = lab.curves("h100/memory.bf16", "h200/memory.bf16")
     assert legend(machines) == ["bf16 autocast (h100)", "bf16 autocast (h200)"]
 
@@ -61,7 +61,7 @@ def test_differs_is_from_what_the_study_plans_whatever_other_runs_there_are(empt
     shutil.rmtree(one)
     assert differs() == dict.fromkeys(map(str, short), told), "no other run changes it"
     gone = write_run(empty, "memory", "no_such_variant", config=planned)
-    assert differs()[str(gone)] == "its study has no such variant now"
+    assert differs()[str(gone)] == "no such variant now"
 
 
 def test_a_source_and_its_data_are_one_text(

@@ -106,14 +106,15 @@ def compare_two(
 
 
 def _beside(found: Difference, key: str) -> dict[str, Any]:
-    """A line of the comparison: of two numbers the second over the first, too."""
-    name, *values, ratio = found.beside(key)
+    """A line of the comparison."""
+    line = found.beside(key)
+    values = (line.first, line.second)
     shown = [v if v is None or isinstance(v, float) else str(v) for v in values]
     return {
-        "what": name,
+        "what": line.what,
         "first": shown[0],
         "second": shown[1],
-        "second / first": "" if ratio is None else f"{ratio:.3g}x",
+        "change": line.change,
     }
 
 

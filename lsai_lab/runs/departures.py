@@ -12,7 +12,7 @@ from lsai_lab.runs.records import Run
 from lsai_lab.runs.session import Session, usual_profile
 from lsai_lab.runs.study import Study, resolve
 
-GONE = "its study has no such variant now"
+GONE = "no such variant now"
 
 
 def departures(runs: Iterable[Run], session: Session) -> dict[Path, str]:
