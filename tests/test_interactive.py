@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import write_run
+from conftest import below_cell, write_run
 from IPython.lib.pretty import pretty
 
 import lsai_core
@@ -194,7 +194,7 @@ def test_a_frame_of_runs_shows_what_people_look_for_first(empty: Path) -> None:
         with pytest.raises(KeyError) as error:
             wrong()
         assert "no column 'tokens_per_sec'; did you mean tokens_per_s" in str(error.value)
-        assert len(error.value._render_traceback_()) == 1
+        assert len(below_cell(error.value)) == 1
     with pytest.raises(KeyError, match=r"dots in `backticks`: `optim\."):
         runs.query("optim.lr > 0")
     with pytest.raises(AttributeError, match="'tokens_per_sec'; did you mean tokens_per_s"):

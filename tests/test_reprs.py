@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
-from conftest import write_run
+from conftest import below_cell, write_run
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -122,7 +122,7 @@ def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Pat
     for wrong in (lambda: row["learning_rate"], lambda: row.learning_rate):
         with pytest.raises((KeyError, AttributeError), match=r"did you mean optim\.lr") as error:
             wrong()
-        assert len(error.value._render_traceback_()) == 1
+        assert len(below_cell(error.value)) == 1
     column = lab.recorded("memory")["tokens_per_s"]
     assert "Name: tokens_per_s" in repr(column)
     assert column.dropna().to_frame().shape[1] == 1
@@ -225,7 +225,7 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
 def test_a_wrong_name_in_an_inner_frame_is_one_line(empty: Path, wrong: Any, said: str) -> None:
     with pytest.raises((KeyError, AttributeError, UserError)) as error:
         wrong()
-    assert said in str(error.value) and len(error.value._render_traceback_()) == 1
+    assert said in str(error.value) and len(below_cell(error.value)) == 1
 
 
 def test_an_empty_frame_says_so(empty: Path) -> None:
