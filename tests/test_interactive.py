@@ -363,6 +363,22 @@ def test_a_frame_of_runs_begins_with_what_people_look_for(empty: Path) -> None:
     assert [*lab.load("memory", mine=True)][:11] == [*who, "step_ms", "run"]
 
 
+def test_rows_of_runs_stand_in_the_order_of_the_study_and_show_each_kinds_result(
+    empty: Path,
+) -> None:
+    runs = lab.load("memory")
+    assert runs.iloc[0][["variant", "part"]].tolist() == ["baseline", "train"]
+    assert runs.head(2)["tokens_per_s"].notna().all()
+    for study, part, result in (
+        ("memory", "batch", "largest_batch"),
+        ("machine", "ceilings", "matmul_bf16_tflops"),
+        ("gemm", "products", "points_ok"),
+        ("largest", "train_layers", "largest_size"),
+    ):
+        rows = lab.recorded(study).query(f"part == {part!r}").head(3)
+        assert result in repr(rows) and result in repr(rows.iloc[0]) and rows[result].notna().all()
+
+
 def test_one_of_a_kind_is_singular(empty: Path) -> None:
     one, other = (
         write_run(empty, "memory", name, config={"batch_size": size})

@@ -34,6 +34,8 @@ def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Pat
     text, html = repr(rows), rows._repr_html_()
     assert max(map(len, text.splitlines())) <= 110 and "170,944" in text and "/memory/" not in text
     assert "_low</th>" not in html and "170,944" in html and "<th>run</th>" not in html
+    assert "447,956 (447,806–449,552)" in text and "447,956 (447,806–449,552)" in html
+    assert "8.3617 (" not in text, "repeats that are alike have no range"
     assert "others: <metric>_low" in text and "&lt;metric&gt;_low" in html
     assert {"run", "tokens_per_s_low", "outcome"} <= {*rows}, "they are there"
     assert "/memory/" in repr(rows[["label", "run"]]), "who names a column sees it"

@@ -74,8 +74,9 @@ class Comparison(Shown):
         if any(values.empty for values in found):
             return ()
         one, other = (over_repeats(name, values) for values in found)
-        change = (None, None) if name == "mfu" and self._peaks else None
-        change = change or self._found.change(name, one, other)
+        change = self._found.change(name, one, other)
+        if name == "mfu" and self._peaks:
+            change = (None, None)
         ranges = (f"{value(float(each.min()))} to {value(float(each.max()))}" for each in found)
         return (RESULTS[name], one, other, *change, *ranges)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -43,7 +42,8 @@ from lsai_lab.runs.records import (
 )
 from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs
-from lsai_lab.runs.study import Study, labels, load_study, study_names
+from lsai_lab.runs.story import place, tells
+from lsai_lab.runs.study import Study, labels, study_names
 
 OWN = "this machine"
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
@@ -118,7 +118,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     rows = [_row(run, True) for run in own] + committed
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
     more = {"differs": _differs(own, frame)} if mine else {}
-    return _first_columns_first(frame.assign(main=_main(frame), **more))
+    return _first_columns_first(frame.assign(main=tells(frame, session().root), **more))
 
 
 def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
     the chapters tell, the same on every machine."""
     rows = _committed_rows(_known([name for one in studies for name in listed(one)]))
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
-    return _first_columns_first(frame.assign(main=_main(frame)))
+    return _first_columns_first(frame.assign(main=tells(frame, session().root)))
 
 
 def _first_columns_first(frame: pd.DataFrame) -> pd.DataFrame:
@@ -154,28 +154,6 @@ def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) ->
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
     if left:
         say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
-
-
-def _main(frame: pd.DataFrame) -> pd.Series:
-    """Whether each run is of the machine that tells its part: the one that the study names, or,
-    where it names none that has runs, the one with the most runs; without committed runs, all."""
-    recorded = ~frame["own"].astype(bool) & (frame["outcome"] != "damaged")
-    if not recorded.any():
-        return ~recorded
-    places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
-    runs = Counter(places[recorded])
-    told: dict[tuple[str, str], str] = {}
-    for study_name, part, machine in sorted(runs, key=runs.__getitem__):
-        named = _recorded_on(study_name).get(part)
-        if told.get((study_name, part)) != named or named is None:
-            told[study_name, part] = machine
-    return recorded & places.isin([(*place, machine) for place, machine in told.items()])
-
-
-@functools.cache
-def _recorded_on(study_name: str) -> dict[str, str]:
-    known = study_name in study_names(session().root)  # records of a study may outlive it
-    return load_study(session().root, study_name).recorded_on if known else {}
 
 
 def studies() -> list[str]:
@@ -283,7 +261,8 @@ def _rows(run: Run) -> pd.DataFrame:
 
 def _committed_rows(names: Sequence[str | None]) -> list[dict[str, Any]]:
     """The rows of the committed runs of these studies, each machine's in the order of the study."""
-    return sorted((row for name in names for row in _committed(name)), key=_place)
+    rows = (row for name in names for row in _committed(name))
+    return sorted(rows, key=functools.partial(place, session().root))
 
 
 @functools.cache
@@ -352,17 +331,6 @@ def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
     told = departures(runs, session())
     found = {str(folder): in_frame(text) for folder, text in told.items()}
     return frame["run"].map(found).fillna("")
-
-
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    places = {variant: place for place, variant in enumerate(labels(session().root, row["study"]))}
-    return (
-        row["machine"],
-        row["study"],
-        row["part"],
-        places.get(row["variant"], len(places)),
-        row["repeat"],
-    )
 
 
 def finished_run(run: AnyRun) -> Run:

@@ -150,8 +150,8 @@ class Difference:
     def beside(self, key: str) -> Beside:
         """A line of the comparison."""
         name = key.removeprefix("config.").removeprefix("results.")
-        values = [in_unit(name, facts.get(key)) for facts in (self.one, self.other)]
-        return Beside(RESULTS.get(name, name), *values, *self.change(name, *values))
+        first, second = (in_unit(name, facts.get(key)) for facts in (self.one, self.other))
+        return Beside(RESULTS.get(name, name), first, second, *self.change(name, first, second))
 
     def change(self, name: str, first: Any, second: Any) -> tuple[float | None, float | None]:
         """From the first of two numbers to the second: of losses their difference, of all else

@@ -95,6 +95,9 @@ class Frame(pd.DataFrame):
         frame = pd.DataFrame(self)[first_columns(self)].astype(object)
         if "disturbed" in frame and not _is_summary(self):  # a long text
             frame["disturbed"] = frame["disturbed"].where(frame["disturbed"].isna(), "yes")
+        for name in [name for name in frame if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
+            ends = self[f"{name}_low"], self[f"{name}_high"]
+            frame[name] = [_with_ends(*each) for each in zip(frame[name], *ends, strict=True)]
         return frame.where(frame.notna(), "–")
 
     def _left_out(self) -> str:
@@ -179,6 +182,12 @@ _NAMING = (
 
 for _name in _NAMING:
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
+
+
+def _with_ends(figure: Any, low: Any, high: Any) -> Any:
+    """A figure with the range of its repeats, if they differ: `447,956 (447,806–449,552)`."""
+    ends = [value(low), value(high)]
+    return figure if ends[0] == ends[1] else f"{value(figure)} ({'–'.join(ends)})"
 
 
 def _dimensions(note: str) -> tuple[str, Any]:

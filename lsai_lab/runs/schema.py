@@ -58,7 +58,7 @@ ABOUT = ("profile", "name", "tags", "note")
 FIRST = (
     *("machine", "study", "variant", "label", "name", "differs", "part", "repeat", "outcome"),
     *("tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss"),
-    *("largest_batch", "largest_size", "points_ok", "disturbed", "run"),
+    *("largest_batch", "largest_size", "points_ok", "matmul_bf16_tflops", "disturbed", "run"),
 )
 DERIVED = ("gpu", "main", "differs", "path")
 
