@@ -32,7 +32,7 @@ def summary() -> pd.DataFrame:
 def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Path) -> None:
     rows = summary()
     text, html = repr(rows), rows._repr_html_()
-    assert max(map(len, text.splitlines())) <= 110 and "170,944" in text and "/memory/" not in text
+    assert max(map(len, text.splitlines())) <= 120 and "170,944" in text and "/memory/" not in text
     assert "_low</th>" not in html and "170,944" in html and "<th>run</th>" not in html
     assert "447,956 (447,806–449,552)" in text and "447,956 (447,806–449,552)" in html
     assert "8.3617 (" not in text, "repeats that are alike have no range"
@@ -133,7 +133,10 @@ def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Pat
 def test_claims_show_their_figures_in_the_width_of_a_screen(empty: Path) -> None:
     found = lab.judged("flash_speed", "hopper_fp8_gain")
     assert max(map(len, repr(found).splitlines())) <= 110 and "held" in repr(found)
-    assert "sentence, runs" in repr(found) and {"sentence", "runs"} <= {*found}
+    assert "sentence, value" in repr(found) and {"sentence", "runs"} <= {*found}
+    told = lab.judged("same_quality", "bf16_speed").loc[:, ["claim", "measured", "bound"]]
+    assert told.loc["same_quality"].tolist()[1:] == ["−0.5% ± 4.2% (n = 3)", "≤ 1%"]
+    assert told.loc["bf16_speed"].tolist()[1:] == ["2.62x (2.62 to 2.63, n = 3)", "≥ 1.8x"]
     assert list(lab.claims_table("flash_speed")["name"]) == ["flash_speed"]
 
 

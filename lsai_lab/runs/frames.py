@@ -14,7 +14,7 @@ from lsai_core.base.tables import Part, as_text, value
 
 WIDE = 20  # columns; with more, the first ones are shown
 _OPTIONS = ("display.float_format", value, "display.width", 160, "display.max_columns", WIDE)
-_JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
+_JUDGED = ("claim", "machine", "measured", "bound", "verdict", "note")  # of claims
 _USUAL = {
     "outcome": "ok",
     "disturbed": 0,
@@ -112,7 +112,7 @@ class Frame(pd.DataFrame):
         if _is_summary(self):
             what, more = "row", "<metric>_low, <metric>_high, outcome, reason, disturbed, run"
         elif _is_judged(self):
-            what, more = "claim", "sentence, runs, bound_set, first_run, of losses the text"
+            what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
         elif _is_of_points(self):
             what, more = "point", "times, errors, quartiles, reason, run"
         else:
