@@ -210,6 +210,36 @@ def test_a_prediction_refused_names_the_preset(empty: Path) -> None:
         lab.predict("llama3-8b", overrides={"seq_len": "x"})
 
 
+def test_memory_by_cause_and_peaks_by_phase_have_one_name_each(empty: Path) -> None:
+    with lab.simulated_gpu(24) as gpu:
+        model = torch.nn.Linear(512, 512, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.randn(8, 512, device="cuda")).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    layer = torch.nn.Linear(512, 512)
+    with lab.watch(layer, optimizer := torch.optim.AdamW(layer.parameters())) as seen:
+        for _ in range(3):
+            layer(torch.randn(8, 512)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    predicted = lab.predict("lab-tiny", 24)
+    for one in (gpu, seen, predicted):
+        assert one.memory["weights"] > 0 and isinstance(one.memory, pd.Series)
+    for one in (gpu, seen):
+        assert one.memory["weights"] == pytest.approx(4 * (512 * 512 + 512) / 2**30, rel=0.01)
+    for mapped in (gpu.phases, predicted.phases):
+        assert list(mapped.index) == ["forward", "backward", "optimizer"]
+    for frame in (seen.phases, lab.find_run(RECORDED).phases):
+        assert list(frame["phase"])[:3] == ["forward", "backward", "optimizer"]
+    for one in (gpu, seen):
+        assert {"phase", "operator"} <= {*one.moments} and "peak" in repr(one.plot())
+    assert "surely fit" in repr(gpu) and "24.0 GiB" in repr(gpu)
+    with pytest.raises(AttributeError, match=r"by phase run\.phases, by cause run\.timeline"):
+        _ = lab.find_run(RECORDED).memory
+
+
 def test_a_loop_that_is_watched_says_why_it_has_no_kernels() -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters())

@@ -204,10 +204,10 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
     found = lab.predict("llama3-8b", "h100")
     run, both = lab.find_run(RECORDED), lab.compare(RECORDED, "h200/memory.bf16")
     for frame, text in (
-        (found.parts, "14.958\n"),
+        (found.memory, "14.958\n"),
         (found.phases, "forward     60.504"),
         (found.gpus, "tokens_per_s"),
-        (run.memory, "7.0941"),
+        (run.phases, "7.0941"),
         (run.steps, "1175.1"),
         (both.results, "449,552"),
     ):
@@ -220,9 +220,9 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        (lambda: lab.predict("lab-tiny").parts["weigths"], "no 'weigths'; did you mean weights"),
+        (lambda: lab.predict("lab-tiny").memory["weigths"], "no 'weigths'; did you mean weights"),
         (lambda: lab.predict("lab-tiny").phases.forwards, "did you mean forward"),
-        (lambda: lab.find_run(RECORDED).memory["peak"], "no column 'peak'; did you mean peak_gib"),
+        (lambda: lab.find_run(RECORDED).phases["peak"], "no column 'peak'; did you mean peak_gib"),
         (lambda: lab.recorded("memory").dropna(subset=["los"]), "did you mean loss"),
         (lambda: lab.predict("lab-tiny").step_s, "step_s is one number a GPU: see .gpus"),
     ],

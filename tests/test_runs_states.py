@@ -83,10 +83,10 @@ def test_advice_is_of_the_state_that_the_run_is_in(
 ) -> None:
     failed = lab.find_run(write_run(empty, "memory", "bf16", **UNMEASURED))
     with pytest.raises(UserError, match=r"measured no memory: failed \(no such kernel\); 0 steps"):
-        _ = failed.memory
+        _ = failed.phases
     ended = lab.find_run(write_run(empty, "memory", "baseline"))
     with pytest.raises(UserError, match=r"set profile\.memory_steps above 0"):
-        _ = ended.memory
+        _ = ended.phases
     assert failed.plot() is None, "no empty picture"
     assert "has taken no step; failed (no such kernel)" in capsys.readouterr().out
     assert "loss" in failed.steps.columns and failed.steps.empty

@@ -71,16 +71,16 @@ def kept(call: Callable[[Tensor], Tensor], *shape: int, dtype: torch.dtype = tor
 def test_weights_gradients_and_states_by_hand() -> None:
     gpu = simulated(wide, (64, 1024))
     assert repr(gpu).startswith("simulated H100: fits; ") and "weights" in repr(gpu)
-    causes, matrix = gpu.by_cause(), 4 * MIB
+    causes, matrix = gpu.memory, 4 * MIB
     assert causes["weights"] == pytest.approx(4 * matrix)
     # Moments from the first step on, and beside them roots of all squares at once in the update.
-    assert gpu.phases()["optimizer"] == pytest.approx((4 + 4 + 8 + 4) * matrix, rel=0.05)
+    assert gpu.phases["optimizer"] == pytest.approx((4 + 4 + 8 + 4) * matrix, rel=0.05)
     fused = simulated(wide, (64, 1024), optimizer=lambda p: torch.optim.AdamW(p, fused=True))
-    assert fused.phases()["optimizer"] == pytest.approx((4 + 4 + 8) * matrix, rel=0.05)
+    assert fused.phases["optimizer"] == pytest.approx((4 + 4 + 8) * matrix, rel=0.05)
     plain = simulated(wide, (64, 1024), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-    assert plain.phases()["optimizer"] == pytest.approx((4 + 4) * matrix, rel=0.05)
+    assert plain.phases["optimizer"] == pytest.approx((4 + 4) * matrix, rel=0.05)
     # Two workspaces of cuBLAS come to what tensors take.
-    assert gpu.peak_allocated_gib == pytest.approx(max(gpu.phases().values()) + 64 * MIB, rel=0.02)
+    assert gpu.peak_allocated_gib == pytest.approx(max(gpu.phases.values()) + 64 * MIB, rel=0.02)
     assert gpu.peak_reserved_gib >= gpu.peak_allocated_gib and gpu.verdict == "fits" and gpu.fits
 
 
@@ -168,7 +168,7 @@ def test_a_scaler_and_the_host() -> None:
         assert torch.cuda.memory_allocated() == before and copy.shape == (1024, 1024)
         assert loss.item() == 0.0 and torch.cuda.is_available()
         assert torch.cuda.max_memory_allocated() >= before > 0
-    assert gpu.timeline()[-1].allocated_gib > 0
+    assert gpu.moments[-1].allocated_gib > 0
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ _WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_
 
 class Predicted(Shown):
     """A prediction: `answer` in words, `config`, and in GiB `peak_gib`, `needs_gib` (what the
-    allocator must have), `parts` (the peak by cause) and `phases`; `gpus`: one row a GPU;
-    `remarks`: what one may not have asked for."""
+    allocator must have), `memory` (the peak by cause) and `phases` (the peak of each); `gpus`: one
+    row a GPU; `remarks`: what one may not have asked for."""
 
     def __init__(
         self, config: TrainConfig, found: Mapping[str, Any], remarks: Sequence[str] = ()
@@ -46,7 +46,7 @@ class Predicted(Shown):
         self.peak_gib: float = found["peak_gib"]
         self.needs_gib: float = found["needs_gib"]
         self.host_gib: float = found["host_gib"]
-        self.parts = Values(found["parts_gib"], name="GiB")
+        self.memory = Values(found["parts_gib"], name="GiB")
         self.phases = Values(found["phases_gib"], name="GiB")
         self.gpus = Frame(found["gpus"]).rename(
             columns={words: name for name, words in _WORDS.items()}
@@ -87,7 +87,7 @@ class Predicted(Shown):
     def shown(self) -> list[Part]:
         """The answer, the peak by cause, the GPUs."""
         about = "; ".join([describe(self.config), _assumed(self.config), *self.remarks])
-        parts = [(name, size) for name, size in self.parts.items() if size]
+        parts = [(name, size) for name, size in self.memory.items() if size]
         gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
         rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
         needs = f"the allocator needs {value(self.needs_gib)} GiB"
