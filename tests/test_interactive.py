@@ -409,6 +409,18 @@ def test_rows_of_runs_stand_in_the_order_of_the_study_and_show_each_kinds_result
         assert result in repr(rows) and result in repr(rows.iloc[0]) and rows[result].notna().all()
 
 
+def test_what_a_study_has_is_shown_as_a_table_and_a_config_names_its_defaults() -> None:
+    study = lab.study("memory")
+    variants = repr(study.variants).splitlines()
+    assert variants[0].split() == ["name", "label", "note", "config"] and "Variant(" not in variants
+    assert any(line.startswith("bf16 ") and "precision=bf16_autocast" in line for line in variants)
+    assert "batch_search" in study.parts._repr_html_() and "Part(" not in repr(study.parts)
+    config = lab.config(RECORDED)
+    said = pretty(config)
+    assert config.seq_len == 512 and "at their defaults: " in said and "seq_len=512" in said
+    assert "seed=0" in config._repr_html_()
+
+
 def test_one_of_a_kind_is_singular(empty: Path) -> None:
     one, other = (
         write_run(empty, "memory", name, config={"batch_size": size})

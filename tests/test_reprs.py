@@ -153,10 +153,22 @@ def test_a_runs_line_says_what_makes_it_itself(empty: Path) -> None:
     told = {"outcome": "oom", "reason": "CUDA out of memory. " * 40}
     assert "…, /" in repr(lab.find_run(write_run(empty, "memory", "bf16", **told)))
     changed = lab.open_run("memory", "bf16", overrides={"steps": 7, "optim.lr": 0.01})
-    said = "(bf16 autocast), overrides steps: 7, optim.lr: 0.01, planned"
+    said = "(bf16 autocast, changed), overrides steps: 7, optim.lr: 0.01, planned"
     assert said in repr(changed)
     command = "lsai train --set steps=3 --set optim.lr=1e-3"
     assert overrides_in(command) == "steps=3, optim.lr=1e-3"
+
+
+def test_a_whole_config_as_overrides_is_told_by_what_it_changes(empty: Path) -> None:
+    asked = {"model.n_layers": 1, "seq_len": 64}
+    config = lab.predict("memory.flash_gradcp", overrides=asked, profile="cpu").config
+    changed = lab.open_run("memory", "baseline", overrides=config, profile="cpu")
+    for words in ("model.n_layers: 1", "seq_len: 64", "precision: bf16_autocast", "changed"):
+        assert words in repr(changed)
+    assert "vocab_size" not in changed.command and len(repr(changed)) < 500
+    assert changed.config.model_dump() == config.model_dump()
+    assert "changed" not in repr(lab.open_run("memory", "baseline"))
+    assert "baseline (fp32), changed" in changed._repr_html_()
 
 
 def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:

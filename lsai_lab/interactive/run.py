@@ -346,11 +346,16 @@ class Run(Shown):
         }
         about |= {"note": self.note, "folder": self.folder, "command": self.command}
         told = [(key, text) for key, text in about.items() if text not in (None, "")]
-        yield Part(f"{self.label}: run {self.id.folder} of study {self.id.study}", rows=told)
+        yield Part(f"{self._called}: run {self.id.folder} of study {self.id.study}", rows=told)
         settings = self._settings()
         yield Part(f"{len(settings)} settings", ("setting", "value"), settings, folded=True)
         facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
         yield Part("The machine", ("fact", "value"), facts, folded=True)
+
+    @property
+    def _called(self) -> str:
+        """Its label, which says what its variant is, and whether overrides made it another run."""
+        return f"{self.label}, changed" if overrides_in(self.command) else self.label
 
     def _settings(self) -> list[tuple[str, Any]]:
         """The settings that differ from their defaults; all, where today's words differ."""
@@ -361,7 +366,7 @@ class Run(Shown):
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        about = f"{self.id.study}.{self.id.name}{name} ({self.label})"
+        about = f"{self.id.study}.{self.id.name}{name} ({self._called})"
         found = in_short(self.record.summary.results, ("tokens_per_s", "largest_batch"))
         changed = overrides_in(self.command)
         told = (changed and f"overrides {changed}", value(self.state), found, str(self.folder))
