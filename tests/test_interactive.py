@@ -421,6 +421,17 @@ def test_what_a_study_has_is_shown_as_a_table_and_a_config_names_its_defaults() 
     assert "seed=0" in config._repr_html_()
 
 
+def test_bars_have_no_exponents_and_frames_no_none(empty: Path) -> None:
+    rows = pd.DataFrame({"label": ["a", "b"], "speed": [170944.0, 447956.0]})
+    axes = lab.bars(rows, "label", "speed", axis="tokens/s").axes[0]
+    assert [each.get_text() for each in axes.texts] == ["171,000", "448,000"]
+    assert "400,000" in [axes.xaxis.get_major_formatter()(at) for at in axes.get_xticks()]
+    gpus = lab.predict("lab-tiny", "T4").gpus
+    assert "None" not in repr(gpus) and "None" not in gpus._repr_html_()
+    settings = lab.compare("h100/memory.bf16", "h100/memory.grad_checkpoint").settings
+    assert "None" not in repr(settings) and "NaN" not in repr(settings)
+
+
 def test_one_of_a_kind_is_singular(empty: Path) -> None:
     one, other = (
         write_run(empty, "memory", name, config={"batch_size": size})

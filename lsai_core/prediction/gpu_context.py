@@ -18,7 +18,6 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
@@ -52,6 +51,7 @@ from lsai_core.prediction.allocator import (
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
+from lsai_core.prediction.moments import Moment, Moments
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
@@ -72,22 +72,6 @@ SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """GiB that are allocated after one operator."""
-
-    phase: Phase
-    operator: str
-    allocated_gib: float
-
-
-class Moments(list[Moment]):
-    """A list that shows itself in a line."""
-
-    def __repr__(self) -> str:
-        return f"{len(self):,} moments, [0] the first: phase, operator, allocated_gib"
 
 
 class StepTracker(PurposeTracker):

@@ -81,15 +81,13 @@ class Frame(pd.DataFrame):
         with pd.option_context(*_OPTIONS, *_dimensions(note)):
             if note and not len(self):
                 return note
-            return f"{self._narrow()!r}\n\n{note}" if note else super().__repr__()
+            return f"{self._narrow()!r}\n\n{note}" if note else repr(self._narrow())
 
     def _repr_html_(self) -> str | None:
         note = self._left_out()
         with pd.option_context(*_OPTIONS, *_dimensions(note)):
-            if not note:
-                return super()._repr_html_()  # type: ignore[operator, no-any-return]
             table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
-            return f"{table}<p>{html.escape(note)}</p>"
+            return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
 
     def _narrow(self) -> pd.DataFrame:
         frame = pd.DataFrame(self)[first_columns(self)].astype(object)
