@@ -21,9 +21,9 @@ from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import MARGIN, find_gpu, usable_gib
 from lsai_lab.peers.titan_file import read_titan
-from lsai_lab.predictions import plan as plan_module
+from lsai_lab.predictions import plan_predicted
 from lsai_lab.predictions.asked import Source
-from lsai_lab.predictions.plan import TIE, Plan, Room, Search, make_plan
+from lsai_lab.predictions.plan import TIE, Plan, make_plan
 from lsai_lab.predictions.plan_files import (
     arguments,
     arguments_file,
@@ -31,6 +31,7 @@ from lsai_lab.predictions.plan_files import (
     titan_file,
     titan_gib,
 )
+from lsai_lab.predictions.plan_predicted import Room, Search
 from lsai_lab.predictions.plan_space import chains
 from lsai_lab.predictions.plan_told import told
 
@@ -119,6 +120,20 @@ def test_few_settings_are_predicted(plans: list[tuple[float, Plan]]) -> None:
         assert len(plan.search.tried) <= 40  # of 80
         assert plan.others == sorted(plan.others, key=lambda tried: tried.step_s)
         assert len(plan.others) <= 3
+
+
+def test_memory_that_is_left_is_filled_with_blocks_that_compute_less_again(
+    everything: list[tuple[float, float]], plans: list[tuple[float, Plan]]
+) -> None:
+    """Between two kinds of the same micro-batch a plan is faster than the smaller one."""
+    in_some = [plan for _, plan in plans if plan.known[0].config.checkpoint_blocks is not None]
+    assert in_some
+    for plan in in_some:
+        found, usable_gib = plan.known[0], plan.room.usable_gib
+        best_s = min(seconds for reserved, seconds in everything if reserved <= usable_gib)
+        assert found.reserved_gib <= usable_gib and found.step_s < best_s
+        words = [reason["reason"] for reason in told(plan)["reasons"]]
+        assert f"of {found.config.model.n_layers} blocks" in found.words and words
 
 
 def test_a_plan_is_what_predict_says_of_it(plans: list[tuple[float, Plan]]) -> None:
@@ -302,7 +317,7 @@ WRONG = {
 def test_a_wrong_question_ends_with_2_before_the_work(
     words: tuple[str, ...], project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "predict", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(plan_predicted, "predict", lambda *_: pytest.fail("work began"))
     code, out, err = project.lsai("plan", "--gpu", "h100", *words)
     assert code == 2 and not out and WRONG[words] in err and err.count("\n") == 1, err
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.presets import PRESETS, ModelConfig
-from lsai_core.config.train import ParallelConfig, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model import hf_config
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu, passport_gpu
 from lsai_core.training.combinations import checked
@@ -202,6 +203,14 @@ def _ways(parallel: ParallelConfig) -> str:
     return "" if words in ([], [f"fsdp {parallel.fsdp}"]) else f" ({', '.join(words)})"
 
 
+def _blocks(config: TrainConfig) -> str:
+    """In which blocks, where not in all."""
+    if config.checkpoint_blocks is None:
+        return ""
+    layers, others = config.model.n_layers, config.checkpoint_others
+    return f" in {config.checkpoint_blocks} of {layers} blocks, {others} in the others"
+
+
 def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
     model, parallel = config.model, config.parallel
@@ -219,7 +228,7 @@ def describe(config: TrainConfig) -> str:
         + ("a GPU" if members == 1 else f"over {members} GPUs"),
         f"{config.precision}{fp8}, loss {config.loss}, blocks {config.blocks}",
         "compiled" if config.compile else "eager",
-        f"checkpointing {config.grad_checkpoint}"
+        f"checkpointing {config.grad_checkpoint}{_blocks(config)}"
         + " with inputs on the host" * (config.saved_inputs == "host"),
         f"{gpus} GPU{'s' if gpus > 1 else ''}{_ways(parallel)}",
     ]

@@ -13,7 +13,8 @@ from typing import Any
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu
-from lsai_lab.predictions.plan import KNOWN, TIE, USUAL, Plan, Tried, gpu_with
+from lsai_lab.predictions.plan import KNOWN, TIE, Plan
+from lsai_lab.predictions.plan_predicted import USUAL, Tried, gpu_with
 from lsai_lab.predictions.plan_space import (
     CHECKPOINTS,
     batch_words,
@@ -213,17 +214,29 @@ def _of_activations(plan: Plan, chosen: Tried) -> Iterator[Reason]:
     if plan.offloaded:
         yield _of_offload(plan, chosen)
         return
-    modes = [str(each["grad_checkpoint"]) for each in CHECKPOINTS]
-    at = modes.index(config.grad_checkpoint)
-    if at == 0:
-        yield Reason("activations", words, None, None, None, "nothing is computed twice")
-        return
-    lighter = config.model_copy(update={"grad_checkpoint": modes[at - 1]})
-    if not _is_possible(plan, lighter):
-        yield Reason("activations", words, None, None, None, "as it was set")
+    lighter = _lighter(plan, config)
+    if lighter is None:
+        all_kept = config.grad_checkpoint == "none"
+        why = "nothing is computed twice" if all_kept else "as it was set"
+        yield Reason("activations", words, None, None, None, why)
         return
     other = plan.search.look(lighter, config.batch_size, chosen.rank)
     yield _compared(plan, chosen, "activations", words, checkpoint_words(lighter), other)
+
+
+def _lighter(plan: Plan, config: TrainConfig) -> TrainConfig | None:
+    """`config` with one block less computed again, or the next lighter kind; None: there was no
+    choice."""
+    first, others = config.checkpoint_blocks, config.checkpoint_others
+    if first is not None and first > 1:
+        return config.model_copy(update={"checkpoint_blocks": first - 1})
+    modes = [str(each["grad_checkpoint"]) for each in CHECKPOINTS]
+    mode = others if first is not None else modes[max(0, modes.index(config.grad_checkpoint) - 1)]
+    if mode == config.grad_checkpoint:
+        return None
+    alike = {"checkpoint_blocks": None, "checkpoint_others": "none"}
+    lighter = config.model_copy(update=alike | {"grad_checkpoint": mode})
+    return lighter if _is_possible(plan, lighter) else None
 
 
 def _is_possible(plan: Plan, config: TrainConfig) -> bool:
