@@ -19,7 +19,7 @@ Runs of your own (a run is a row of `load`, a folder, the name you gave it, its 
 
     run = lab.open_run(study=..., variant=..., overrides={...}, name=...)
                                          a run object: run.execute(), run.results, run.steps,
-                                         run.plot(), run.memory, run.kernels, run.timeline()
+                                         run.plot(), run.phases, run.kernels, run.timeline()
     lab.open_run("memory", "bf16", part="batch").execute()    the largest batch that trains here
     lab.find_run("name")                 the same of a run that is there, own or recorded
     lab.compare(a, b)                    settings that differ, results, and .plot()
@@ -32,7 +32,7 @@ Memory and time:
     lab.predict("llama3-8b", "24GiB")     the peak by cause and a step's time; largest="batch"
     lab.plan("llama3-8b", "h100", tokens=131072)    the fastest setting that fits, and why
     with lab.simulated_gpu("h100") as gpu:    any PyTorch step on a GPU that is not there:
-                                         gpu.peak_reserved_gib, gpu.verdict, gpu.by_cause()
+                                         gpu.peak_reserved_gib, gpu.verdict, gpu.memory, plot()
     lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
     lab.timeline(run)                    the memory of a step by cause, and its kernels
 
@@ -70,7 +70,6 @@ from lsai_lab.chapters import NAMES
 
 # By module: what a person looks for, which the Tab key and `help` list.
 _FACE = {
-    "lsai_core": ("simulated_gpu",),
     "lsai_lab.report.load": (
         "load",
         "recorded",
@@ -94,6 +93,7 @@ _FACE = {
     "lsai_lab.interactive.prediction": ("predict",),
     "lsai_lab.interactive.opening": ("open_run",),
     "lsai_lab.interactive.run": ("find_run",),
+    "lsai_lab.interactive.simulated": ("simulated_gpu",),
     "lsai_lab.interactive.sweep": ("sweep",),
     "lsai_lab.interactive.timeline": ("timeline",),
     "lsai_lab.interactive.watch": ("watch",),

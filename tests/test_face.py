@@ -154,7 +154,7 @@ def test_what_the_examples_show(shown: dict[str, tuple[bool, str]], lab: Project
     shares = dict(re.findall(r"(?m)^\| (\w+) +\|.* (\d+)% +\|", machines))
     assert shares["baseline"] == "100" and "bf16" in shares and "nan" not in machines, machines
     compared = shown["Two runs compared, own or recorded"][1]
-    assert "settings differ" in compared and "no ratio of losses" in compared
+    assert "settings differ" in compared and "losses do not compare" in compared
     assert (lab.root / "notebooks" / "memory-talk.svg").exists()
 
 

@@ -39,7 +39,7 @@ lab.curves("one", "h100/memory.bf16", x="elapsed_s")
 other = {{{TINY}, "attention.backend": "sdpa_math", "profile.memory_steps": 2}}
 run = lab.open_run(study="memory", variant="bf16", profile="quick", overrides=other)
 run.execute()
-print(run.memory)
+print(run.phases)
 """,
     "a sweep over lengths, and its picture": """
 words = {"profile": "quick", "overrides": {"steps": 4}}

@@ -75,7 +75,9 @@ class Source:
         overrides = merged(overrides, sharded_over(gpus))
         if self.study is not None:
             settings = deep_merge(PLAIN if trainer else {}, overrides)
-            return Asked(_of_study(self.study, self.variant, settings, gpu, self.profile))
+            profile = self.profile or _profile_for(gpu)
+            config = _of_study(self.study, self.variant, settings, profile)
+            return Asked(config, remarks=[f"settings of the study under profile {profile}"])
         if self.hf is not None:
             return _of_hf(self.hf, bool(trainer), overrides)
         data = DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
@@ -115,18 +117,21 @@ def _of_hf(path: Path, by_trainer: bool, overrides: dict[str, Any]) -> Asked:
     return Asked(checked(TrainConfig, data, f"{path}"), remarks=remarks)
 
 
-def _of_study(
-    study: str, variant: str | None, overrides: Any, target: Gpu | None, profile: str | None
-) -> TrainConfig:
-    """A variant of a study as the GPU would run it, not as this machine would, unless a profile is
-    named."""
-    from lsai_lab.runs.session import Session
-    from lsai_lab.runs.study import detect_profile, resolve, select_variants
-    from lsai_lab.searches.config import ModelSearchConfig
+def _profile_for(target: Gpu | None) -> str:
+    """The profile of a study on that GPU; None: on this machine."""
+    from lsai_lab.runs.study import detect_profile
 
     name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
-    fitting = detect_profile(repo_root(), None if target and target.is_cpu else name)
-    loaded = Session(profile or fitting).study(study)
+    return detect_profile(repo_root(), None if target and target.is_cpu else name)
+
+
+def _of_study(study: str, variant: str | None, overrides: Any, profile: str) -> TrainConfig:
+    """A variant of a study as a machine of that profile would run it."""
+    from lsai_lab.runs.session import Session
+    from lsai_lab.runs.study import resolve, select_variants
+    from lsai_lab.searches.config import ModelSearchConfig
+
+    loaded = Session(profile).study(study)
     chosen = select_variants(loaded, [variant or next(iter(loaded.variants))], [])[0]
     for part, spec in loaded.parts.items():
         if spec.kind not in ("train", "model_search") or chosen not in loaded.measured(part):

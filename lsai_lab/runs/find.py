@@ -135,11 +135,16 @@ def repeats_of(run: Run) -> list[Run]:
 
 
 def which_repeat(run: Run, repeats: list[Run]) -> str:
-    """Which of these repeats the run is, `, repeat 1 of 3`; empty if it is the only one."""
-    if len(repeats) < 2:
-        return ""
-    place = [each.folder.name for each in repeats].index(run.folder.name)
-    return f", repeat {place + 1} of {len(repeats)}"
+    """Which of these repeats the run is, `, seed 0, one of 3 repeats`; empty if it is the only
+    one."""
+    return f", {seed_of(run)}, one of {len(repeats)} repeats" if len(repeats) > 1 else ""
+
+
+def seed_of(run: Run) -> str:
+    """What tells a run from its repeats: `seed 0`; of one without a seed `repeat 0`, as the column
+    counts."""
+    seed = run.config.get("seed")
+    return f"repeat {run.summary.id.repeat}" if seed is None else f"seed {seed}"
 
 
 def _repeated(which: RunId) -> tuple[str, str, str]:
