@@ -15,6 +15,7 @@ import gc
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -57,6 +58,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+# What `make test` was given is not for the `make` of a test, to which make would hand it on.
+MAKE_OPTIONS = re.findall(r"(?m)^(\w+) *\?=", (CHECKOUT / "Makefile").read_text(encoding="utf-8"))
+for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", *MAKE_OPTIONS):
+    os.environ.pop(name, None)
 TINY_MODEL = {
     "n_layers": 2,
     "d_model": 32,

@@ -99,14 +99,23 @@ def server(folder: Project) -> Iterator[str]:
         process.wait(120)
 
 
-def run_all_cells(page: Any, url: str) -> None:
-    """Open a notebook, wait for its kernel, and run it from top to bottom."""
-    page.goto(url)
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
+def wait_for_kernel(page: Any) -> None:
+    """Until the open notebook's kernel is idle, and what opening it asks of the server is answered.
+
+    A server that is terminated while it answers never ends: its loop stops, and the threads that
+    read files for it are waited for (https://github.com/jupyterlab/jupyterlab/issues/10442).
+    """
     page.wait_for_function(
         "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
         timeout=120_000,
     )
+
+
+def run_all_cells(page: Any, url: str) -> None:
+    """Open a notebook, wait for its kernel, and run it from top to bottom."""
+    page.goto(url)
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
+    wait_for_kernel(page)
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
 
 
@@ -196,4 +205,5 @@ def test_it_opens_at_the_page_that_explains_the_notebooks(
     assert "Exploring by hand" in heading.inner_text()
     page.click(".jp-MarkdownViewer a:has-text('playground.ipynb')")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell .cm-lineWrapping:visible", timeout=120_000)
+    wait_for_kernel(page)
     page.close()

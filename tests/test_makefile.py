@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHECKOUT
+from conftest import CHECKOUT, MAKE_OPTIONS
 
 
 def make(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`make` in `folder`, as typed in a terminal, also where `make test` runs this; nothing is
-    installed: what would call pip does nothing."""
-    left_out = {"PYTHONPATH", "MAKELEVEL", "MAKEFLAGS", "MFLAGS"}
-    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    """`make` in `folder`, as typed in a terminal; nothing is installed: what would call pip does
+    nothing."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = ["make", "-s", "pip=:", *words]
     return subprocess.run(command, cwd=folder, env=kept | variables, capture_output=True, text=True)
 
@@ -85,6 +84,22 @@ def test_what_make_did_not_make_it_does_not_remove(checkout: Path, is_environmen
     done = make(checkout, "setup", f"PYTHON={sys.executable}", "VENV=theirs")
     assert done.returncode == 2 and "VENV=" in done.stderr
     assert done.stderr.count("error:") == 1 and (theirs / "precious").exists()
+
+
+def test_what_make_test_was_given_does_not_reach_the_make_of_a_test(checkout: Path) -> None:
+    """Else `make test TORCH_INDEX=...` installs torch, where the tests try how make sets up."""
+    program = "import os, conftest; print(*os.environ)"
+    python = checkout / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{program}'\n")
+    python.chmod(0o755)
+    for stamp in (".base", ".test"):
+        (checkout / ".venv" / stamp).touch()
+    given = ["TORCH_INDEX=https://elsewhere", "LOCK=", f"VENV={checkout}/.venv"]
+    done = make(checkout, "test", *given, PYTHONPATH=f"{CHECKOUT}:{CHECKOUT / 'tests'}")
+    assert done.returncode == 0, done.stderr
+    assert not {"MAKEFLAGS", "MAKELEVEL", *MAKE_OPTIONS} & {*done.stdout.split()}
+    assert "PATH" in done.stdout.split()
 
 
 def test_help_needs_no_tool_of_gnu(tmp_path: Path) -> None:

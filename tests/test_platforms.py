@@ -54,9 +54,10 @@ def asked(
     where: Path = CHECKOUT,
     **env: str,
 ) -> dict[str, Any]:
-    """What the commands and programs answer on the pretended `system`, runs and data in
-    `folder`."""
+    """What the commands and programs answer on the pretended `system`, runs and data in `folder`,
+    and what is compiled: a cache that two systems share would hide what one of them lacks."""
     own = {"LSAI_RUNS": str(folder / "runs"), "LSAI_DATA": str(folder / "data")}
+    own["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
     own |= {"PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'tests'}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", ASK],
@@ -252,10 +253,7 @@ def macs(study: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
     }
     for number, (chip, compiler) in enumerate(chips.items()):
         env = tools(folder / f"tools-{number}", sysctl=f"echo {chip}", **{"clang++": compiler})
-        env |= {
-            "LSAI_ROOT": str(study),
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"compiled-{number}"),
-        }
+        env["LSAI_ROOT"] = str(study)
         commands = ["doctor", ON_MPS, *DRY] if chip == "Apple M4" else list(DRY)
         found[chip] = asked(
             "pretend.as_mac()", folder / str(number), commands, [LABEL, TRAINS], **env
@@ -308,7 +306,7 @@ def test_without_a_compiler_a_compiled_run_is_unavailable(
     study: Path, tmp_path: Path, manager: str
 ) -> None:
     env = tools(tmp_path / "tools", **{manager: "exit 0"})
-    env |= {"LSAI_ROOT": str(study), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    env["LSAI_ROOT"] = str(study)
     run, dry = "train --study machines --technique compiled --profile cpu", "doctor"
     commands = [run, dry] if manager == "apt-get" else [dry]
     answers = asked("", tmp_path, commands, [TRAINS], **env)

@@ -140,12 +140,18 @@ def test_the_page_of_a_traced_run_shows_memory_and_kernels(run: tuple[Project, P
     assert 'role="img"' in text and "aria-label=" in text
 
 
-def test_own_times_of_operators_add_up_to_a_step(run: tuple[Project, Path]) -> None:
-    events = traced(run[1])
+def test_own_times_of_operators_add_up_to_the_time_in_which_any_ran(
+    run: tuple[Project, Path],
+) -> None:
+    """How much of a step that is depends on the machine: Python between them takes the rest."""
+    events = sorted(traced(run[1]), key=lambda event: event.start_ms)
     assert {"matmul", "optimizer"} <= {event.label for event in events}
-    begin, end = min(e.start_ms for e in events), max(e.end_ms for e in events)
     assert all(0 <= event.ms <= event.end_ms - event.start_ms + 1e-6 for event in events)
-    assert 0.3 * (end - begin) < sum(event.ms for event in events) <= end - begin
+    any_ran, until = 0.0, events[0].start_ms
+    for event in events:
+        any_ran += max(0.0, event.end_ms - max(event.start_ms, until))
+        until = max(until, event.end_ms)
+    assert sum(event.ms for event in events) == pytest.approx(any_ran, rel=0.01)
 
 
 def test_a_snapshot_is_drawn_beside_and_nothing_in_it_runs(run: tuple[Project, Path]) -> None:
