@@ -12,14 +12,15 @@ Runs, as frames:
     lab.config(run)                      what a training run trained, as a TrainConfig
     lab.studies(), lab.study(name)       the studies' names; one's title, question, baseline and
                                          variants
-    lab.parameters(name)                 the file params/<name>.yaml
+    lab.machines()                       what the labels of the machines stand for: h200, h200-d
 
 Runs of your own (a run is a row of `load`, a folder, the name you gave it, its key, or
 `study.variant`; a recorded one `machine/study.variant`):
 
     run = lab.open_run(study=..., variant=..., overrides={...}, name=...)
                                          a run object: run.execute(), run.results, run.steps,
-                                         run.plot(), run.memory, run.kernels, run.timeline()
+                                         run.plot(), run.phases, run.kernels, run.timeline()
+    lab.open_run("memory", "bf16", part="batch").execute()    the largest batch that trains here
     lab.find_run("name")                 the same of a run that is there, own or recorded
     lab.compare(a, b)                    settings that differ, results, and .plot()
     lab.curves(a, b, y="loss", x="elapsed_s")    columns of the steps of any runs, drawn
@@ -30,32 +31,29 @@ Memory and time:
 
     lab.predict("llama3-8b", "24GiB")     the peak by cause and a step's time; largest="batch"
     lab.plan("llama3-8b", "h100", tokens=131072)    the fastest setting that fits, and why
+    with lab.simulated_gpu("h100") as gpu:    any PyTorch step on a GPU that is not there:
+                                         gpu.peak_reserved_gib, gpu.verdict, gpu.memory, plot()
     lab.watch(model, optimizer)          phases, memory by cause and kernels of any training loop
     lab.timeline(run)                    the memory of a step by cause, and its kernels
 
 What a reader sees:
 
     lab.table(frame), lab.figure(fig)    a table, a figure
-    lab.bars, lab.lines, lab.panels, lab.loss_chart      charts
-    lab.style(), lab.PALETTE, lab.COLORS the report's plot style and colours
+    lab.bars, lab.lines                  charts
+    lab.style()                          the report's plot style
     lab.draw(name)                       a drawing of a mechanism
     lab.explore("memory")                a picture with controls: memory, ring, roofline, step,
                                          rounding, numbers, fits
-    speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
-    lab.say("...")                       a sentence with computed numbers, in notebooks of your own
-    lab.run_link(text, run)              a link to the page of a run
 
 From frames to frames and numbers:
 
-    lab.summarize, lab.over_repeats      one figure from repeats, and how far they scatter: spread
-    lab.with_range                       a figure with the range of its repeats, as text
+    lab.summarize                        one figure from repeats, with its range
     lab.relative                         comparisons with a variant
     lab.pareto, lab.equal_to_best        the best, and what equals it
-    lab.with_cost                        energy and money for a billion tokens
     lab.judged(...), lab.claims_table(...)    claims by name, judged by the recorded runs; as a
                                          table
 
-What single chapters compute (`help("lsai_lab.chapters")` lists it) is there, too: `lab.<name>`.
+What only chapters use (`help("lsai_lab.chapters")` lists it) is there, too: `lab.number`, ...
 """
 
 import difflib
@@ -63,6 +61,7 @@ import functools
 import importlib
 import inspect
 import sys
+import types
 from typing import Any
 
 from lsai_core.base.errors import UnknownName, UserError, did_you_mean, not_installed
@@ -79,18 +78,14 @@ _FACE = {
         "kernels",
         "studies",
         "study",
-        "parameters",
     ),
-    "lsai_lab.report.show": ("table", "figure", "say", "run_link"),
-    "lsai_lab.report.numbers": ("number",),
-    "lsai_lab.report.loss_chart": ("loss_chart",),
-    "lsai_lab.report.charts": ("bars", "lines", "panels"),
-    "lsai_lab.report.colors": ("COLORS", "PALETTE"),
+    "lsai_lab.report.machines": ("machines",),
+    "lsai_lab.report.show": ("table", "figure"),
+    "lsai_lab.report.charts": ("bars", "lines"),
     "lsai_lab.report.drawings": ("draw",),
     "lsai_lab.report.judged": ("claims_table", "judged"),
     "lsai_lab.report.explore.show": ("explore",),
     "lsai_lab.report.predicted": ("config",),
-    "lsai_lab.analysis.cost": ("with_cost",),
     "lsai_lab.interactive.comparison": ("compare",),
     "lsai_lab.interactive.curves": ("curves",),
     "lsai_lab.interactive.models": ("generate", "load_model"),
@@ -98,18 +93,11 @@ _FACE = {
     "lsai_lab.interactive.prediction": ("predict",),
     "lsai_lab.interactive.opening": ("open_run",),
     "lsai_lab.interactive.run": ("find_run",),
+    "lsai_lab.interactive.simulated": ("simulated_gpu",),
     "lsai_lab.interactive.sweep": ("sweep",),
     "lsai_lab.interactive.timeline": ("timeline",),
     "lsai_lab.interactive.watch": ("watch",),
-    "lsai_lab.analysis.summary": (
-        "equal_to_best",
-        "over_repeats",
-        "pareto",
-        "relative",
-        "spread",
-        "summarize",
-        "with_range",
-    ),
+    "lsai_lab.analysis.summary": ("equal_to_best", "pareto", "relative", "summarize"),
 }
 _MODULES = {name: module for module, names in [*_FACE.items(), *NAMES.items()] for name in names}
 __all__ = ["style", *(name for names in _FACE.values() for name in names)]
@@ -145,10 +133,29 @@ def __getattr__(name: str) -> Any:
     raise UnknownName(f"{said}; {_meant(name)}")
 
 
+class _Folder(types.ModuleType):
+    """A folder of the package, which an import makes an attribute of the one above it; who calls it
+    meant a function."""
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        raise UnknownName(f"lab.{name} is no function; {_meant(name)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is types.ModuleType and value.__name__ == f"{self.__name__}.{name}":
+            value.__class__ = _Folder
+        super().__setattr__(name, value)
+
+
 # What people look for here that is no function of its own.
 _ELSEWHERE = {
+    "delete": "!lsai runs delete removes a run",
     "gpus": 'within lab.predict("llama3-8b", " the Tab key lists them',
-    "largest_batch": 'lab.predict("llama3-8b", "h100", largest="batch") predicts it',
+    **dict.fromkeys(
+        ("find_batch", "largest_batch"),
+        'lab.open_run("memory", "bf16", part="batch").execute() measures it, '
+        'lab.predict("llama3-8b", "h100", largest="batch") predicts it',
+    ),
     "longest": 'lab.predict("llama3-8b", "h100", largest="length") predicts it',
     "presets": 'within lab.predict(" the Tab key lists them',
     "report": "!lsai report makes the pages",
@@ -204,4 +211,5 @@ def _show_tokenizer(tokenizer: Any, printer: Any, _cycle: bool) -> None:
     printer.text(f"tokenizer of {size:,} tokens: .{example}, .decode(ids)")
 
 
+sys.modules[__name__].__class__ = _Folder
 _offer_names()

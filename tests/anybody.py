@@ -588,7 +588,7 @@ def predict(name: str) -> dict[str, Any]:
     return {
         "allocated": gpu.peak_allocated_gib,
         "reserved": gpu.peak_reserved_gib,
-        "phases": gpu.phases(),
+        "phases": gpu.phases,
         **versions(),
         "seconds": round(time.perf_counter() - started, 1),
     }

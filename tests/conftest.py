@@ -217,6 +217,14 @@ def write_run(
     return folder
 
 
+def below_cell(error: Any) -> list[str]:
+    """The lines that IPython shows of an error below the cell that raised it."""
+    try:
+        raise error
+    except type(error):
+        return list(error._render_traceback_())
+
+
 def gpu_bytes() -> int:
     """What this process holds on the GPU once it has let go of all that it can: what earlier tests
     left behind, or nothing."""

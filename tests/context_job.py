@@ -23,9 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.config.train import AttentionConfig, GradCheckpoint, ModelConfig
 from lsai_core.context import METHODS, ContextParallel
-from lsai_core.model.recompute import GradCheckpoint
 from lsai_core.model.transformer import build_model
 
 LENGTH, HEAD_DIM, BATCH = 144, 16, 2

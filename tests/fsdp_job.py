@@ -22,6 +22,7 @@ RUNS = {
     "hsdp": {
         "parallel": {"fsdp": 2, "replicate": 2},
         "grad_checkpoint": "alternating",
+        "checkpoint_blocks": 1,
         "eval": {"sequences": 7},
     },
     "offload": {"parallel": {"fsdp": 4, "cpu_offload": True}},

@@ -37,7 +37,8 @@ from lsai_core.config.presets import ModelConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.asked import Source
-from lsai_lab.predictions.plan import Room, make_plan
+from lsai_lab.predictions.plan import make_plan
+from lsai_lab.predictions.plan_predicted import Room
 
 TASKS = Path(__file__).parents[1] / "reports" / "predictions" / "plan_tasks.json"
 COUNT, SEED = 200, 43

@@ -33,6 +33,7 @@ from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.show import figure, table
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.report.tooltips import tooltips
+from lsai_lab.runs.plain import plain
 from lsai_lab.runs.records import find_runs, page_name, recorded_runs
 
 CHROMIUM = (
@@ -53,11 +54,27 @@ ROWS = pd.DataFrame(
         "variant": [f"v{i}" for i in range(13)],
         "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13],
         **{f"wide column {i}": ["long words here"] * 13 for i in range(6)},
-        "chapter": ["[@sec-one]", "@sec-finding", *["2026-11-22"] * 11],
+        "chapter": [
+            "[@sec-one]",
+            "@sec-finding",
+            "as in @sec-one, (@tbl-one-rows)",
+            plain("@sec-one"),
+            plain("a [@sec-one]"),
+            *["2026-11-22"] * 8,
+        ],
     }
 )
-# What the page shows in place of references, and its data, too.
-SAVED = ROWS.replace({"[@sec-one]": "Chapter 2", "@sec-finding": "Section 2.1"})
+# What the page shows in place of references, and its data, too; text of records stays.
+SAVED = ROWS.assign(
+    chapter=[
+        "Chapter 2",
+        "Section 2.1",
+        "as in Chapter 2, (Table 2.1)",
+        "'@sec-one",
+        "a [@sec-one]",
+        *ROWS["chapter"][5:],
+    ]
+)
 HOSTILE = """<script>document.title = "taken"</script> \
 <img src=x onerror="document.title='taken'"> [click](javascript:alert(1))
 ![x](/etc/hostname) ![y](http://198.51.100.7/p.png) {{< include /etc/hostname >}}
@@ -425,7 +442,7 @@ def test_formulas_have_their_font_and_dates_are_whole(
     lines = "dates => dates.map(date => date.getClientRects().length)"
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
-        assert page.locator("#tbl-one-rows .whole").evaluate_all(lines) == [1] * 11
+        assert page.locator("#tbl-one-rows .whole").evaluate_all(lines) == [1] * 8
 
 
 def test_on_a_phone_a_table_says_that_it_moves_and_its_rows_keep_their_names(

@@ -98,4 +98,4 @@ def test_operations_and_terms_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_range_stands_in_brackets() -> None:
     rows = pd.DataFrame({"speed": [4.0], "speed_low": [3.0], "speed_high": [5.0]})
-    assert list(with_range(rows, "speed", 2, "{:.1f}x")) == ["2.0x (1.5x to 2.5x)"]
+    assert list(with_range(rows, "speed", 2, "{:.1f}x")) == ["2.0x (1.5 to 2.5)"]

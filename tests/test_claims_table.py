@@ -36,7 +36,7 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
     ]
     assert words.loc["states_bf16_loss", "bound":"verdict"].tolist() == [
         "≤ 0.02",
-        "+0.1550 ± 0.0074 (n = 5)",
+        "+0.155 ± 0.007 (n = 5)",
         "failed",
     ]
     for row in found[found["low"] < found["high"]].itertuples():

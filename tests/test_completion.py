@@ -126,7 +126,7 @@ def offered(shell: InteractiveShell, text: str) -> list[str]:
         ("ModelConfig(preset='llama3.2", "llama3.2-1b"),
         ('TrainConfig(model={"pre', "preset"),
         ('TrainConfig(model={"preset": "llama3.2', "llama3.2-1b"),
-        ('p.parts["we', "weights"),
+        ('p.memory["we', "weights"),
         ('p.phases["', "forward"),
         ('row["tokens_per_s_per', "tokens_per_s_per_gpu"),
         ("run.results.tokens_per_s_per", "tokens_per_s_per_gpu"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import validated
-from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
+from lsai_core.config.train import Fp8Config, GradCheckpoint, ModelConfig, TrainConfig
 from lsai_core.fp8 import recipes as fp8
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP
@@ -23,7 +23,7 @@ from lsai_core.fp8.gather import GatheredWeight
 from lsai_core.fp8.scales import HISTORY, INVERSE, LARGEST, SCALE, Scales
 from lsai_core.model.hf import load_hf, save_hf
 from lsai_core.model.rope import rope_tables
-from lsai_core.model.transformer import GradCheckpoint, Transformer, build_model
+from lsai_core.model.transformer import Transformer, build_model
 from lsai_core.training.loop import train
 from lsai_lab.analysis.summary import kept_inputs
 from lsai_lab.data import Dataset

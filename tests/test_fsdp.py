@@ -22,7 +22,8 @@ from fsdp_job import RESUMED, RUNS
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import read_jsonl
-from lsai_core.config.train import ParallelConfig, TrainConfig
+from lsai_core.config.parallel import ParallelConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf import load_hf, to_hf
 from lsai_core.parallel.world import World
 from lsai_core.training.combinations import checked

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import write_run
+from conftest import below_cell, write_run
 from IPython.lib.pretty import pretty
 
 import lsai_core
@@ -48,7 +48,7 @@ def test_runs_studies_configs_and_predictions_show_tables(empty: Path) -> None:
     assert first.count("<tr>") == 11 and "tokens_per_s" in first and "mfu_peak_source" in rest
     assert repr(results).count("\n") == 10
     both = lab.compare(RECORDED, "h200/memory.bf16")
-    assert "tokens/s" in repr(both) and "<details>" in both._repr_html_()
+    assert "tokens_per_s" in repr(both) and "<details>" in both._repr_html_()
 
 
 def test_nothing_that_is_shown_is_markup() -> None:
@@ -194,7 +194,7 @@ def test_a_frame_of_runs_shows_what_people_look_for_first(empty: Path) -> None:
         with pytest.raises(KeyError) as error:
             wrong()
         assert "no column 'tokens_per_sec'; did you mean tokens_per_s" in str(error.value)
-        assert len(error.value._render_traceback_()) == 1
+        assert len(below_cell(error.value)) == 1
     with pytest.raises(KeyError, match=r"dots in `backticks`: `optim\."):
         runs.query("optim.lr > 0")
     with pytest.raises(AttributeError, match="'tokens_per_sec'; did you mean tokens_per_s"):
@@ -208,6 +208,36 @@ def test_a_frame_of_runs_shows_what_people_look_for_first(empty: Path) -> None:
 def test_a_prediction_refused_names_the_preset(empty: Path) -> None:
     with pytest.raises(UserError, match=r"^preset llama3-8b: seq_len: Input"):
         lab.predict("llama3-8b", overrides={"seq_len": "x"})
+
+
+def test_memory_by_cause_and_peaks_by_phase_have_one_name_each(empty: Path) -> None:
+    with lab.simulated_gpu(24) as gpu:
+        model = torch.nn.Linear(512, 512, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.randn(8, 512, device="cuda")).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    layer = torch.nn.Linear(512, 512)
+    with lab.watch(layer, optimizer := torch.optim.AdamW(layer.parameters())) as seen:
+        for _ in range(3):
+            layer(torch.randn(8, 512)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    predicted = lab.predict("lab-tiny", 24)
+    for one in (gpu, seen, predicted):
+        assert one.memory["weights"] > 0 and isinstance(one.memory, pd.Series)
+    for one in (gpu, seen):
+        assert one.memory["weights"] == pytest.approx(4 * (512 * 512 + 512) / 2**30, rel=0.01)
+    for mapped in (gpu.phases, predicted.phases):
+        assert list(mapped.index) == ["forward", "backward", "optimizer"]
+    for frame in (seen.phases, lab.find_run(RECORDED).phases):
+        assert list(frame["phase"])[:3] == ["forward", "backward", "optimizer"]
+    for one in (gpu, seen):
+        assert {"phase", "operator"} <= {*one.moments} and "peak" in repr(one.plot())
+    assert "surely fit" in repr(gpu) and "24.0 GiB" in repr(gpu)
+    with pytest.raises(AttributeError, match=r"by phase run\.phases, by cause run\.timeline"):
+        _ = lab.find_run(RECORDED).memory
 
 
 def test_a_loop_that_is_watched_says_why_it_has_no_kernels() -> None:
@@ -224,12 +254,12 @@ def test_a_loop_that_is_watched_says_why_it_has_no_kernels() -> None:
 
 
 def test_a_profile_stands_for_all_that_it_sets(empty: Path) -> None:
-    for number, (profile, steps) in enumerate([("quick", 4), ("cpu", 8), ("cpu", 9)]):
-        config = {"steps": steps, "seq_len": 128 if profile == "quick" else 512}
-        folder = write_run(empty, "memory", "bf16", repeat=number, config=config)
+    for number, (profile, steps) in enumerate([("quick", 30), ("cpu", 20), ("cpu", 9)]):
+        folder = write_run(empty, "memory", "bf16", repeat=number, config={"steps": steps})
         (folder / "run.json").write_text(json.dumps({"command": f"x --profile {profile}"}))
+        (folder / "env.json").write_text("{}")  # a machine without a GPU
     differs = lab.load("memory", mine=True).sort_values("repeat")["differs"]
-    assert [*differs] == ["profile=quick", "profile=cpu, steps=8", "profile=cpu, steps=9"]
+    assert [*differs] == ["profile=quick", "", "steps=9"]
 
 
 def test_the_laboratory_under_its_own_name() -> None:
@@ -321,7 +351,7 @@ def test_mfu_of_two_peaks_has_no_ratio(empty: Path) -> None:
     same = lab.compare(own("bf16", 1.0), own("flash_attn", 1.02))
     assert "no ratio" not in repr(same) and "0.98x" in repr(same)
     other = lab.compare(own("bf16_compile", 1.0), own("window_256", 16.0))
-    assert "no ratio of MFU: they are shares of two peaks, 1 and 16 TFLOP/s" in repr(other)
+    assert "no ratio of MFU: they are shares of several peaks, 1 to 16 TFLOP/s" in repr(other)
     assert "0.0625x" not in repr(other)
 
 
@@ -355,11 +385,51 @@ def test_one_name_is_a_list_of_one(empty: Path) -> None:
 def test_a_frame_of_runs_begins_with_what_people_look_for(empty: Path) -> None:
     write_run(empty, "memory", "bf16", results={"step_ms": 2.0})
     who = ["machine", "study", "variant", "label", "name", "part", "repeat", "outcome"]
-    found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"]
+    found = ["tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss"]
+    found += ["largest_batch", "disturbed", "run"]
     for frame in (lab.load("memory"), lab.recorded("memory")):
-        assert [*frame][:13] == who + found and frame.columns.is_unique
+        assert [*frame][:15] == who + found and frame.columns.is_unique
     who.insert(5, "differs")
     assert [*lab.load("memory", mine=True)][:11] == [*who, "step_ms", "run"]
+
+
+def test_rows_of_runs_stand_in_the_order_of_the_study_and_show_each_kinds_result(
+    empty: Path,
+) -> None:
+    runs = lab.load("memory")
+    assert runs.iloc[0][["variant", "part"]].tolist() == ["baseline", "train"]
+    assert runs.head(2)["tokens_per_s"].notna().all()
+    for study, part, result in (
+        ("memory", "batch", "largest_batch"),
+        ("machine", "ceilings", "matmul_bf16_tflops"),
+        ("gemm", "products", "points_ok"),
+        ("largest", "train_layers", "largest_size"),
+    ):
+        rows = lab.recorded(study).query(f"part == {part!r}").head(3)
+        assert result in repr(rows) and result in repr(rows.iloc[0]) and rows[result].notna().all()
+
+
+def test_what_a_study_has_is_shown_as_a_table_and_a_config_names_its_defaults() -> None:
+    study = lab.study("memory")
+    variants = repr(study.variants).splitlines()
+    assert variants[0].split() == ["name", "label", "note", "config"] and "Variant(" not in variants
+    assert any(line.startswith("bf16 ") and "precision=bf16_autocast" in line for line in variants)
+    assert "batch_search" in study.parts._repr_html_() and "Part(" not in repr(study.parts)
+    config = lab.config(RECORDED)
+    said = pretty(config)
+    assert config.seq_len == 512 and "at their defaults: " in said and "seq_len=512" in said
+    assert "seed=0" in config._repr_html_()
+
+
+def test_bars_have_no_exponents_and_frames_no_none(empty: Path) -> None:
+    rows = pd.DataFrame({"label": ["a", "b"], "speed": [170944.0, 447956.0]})
+    axes = lab.bars(rows, "label", "speed", axis="tokens/s").axes[0]
+    assert [each.get_text() for each in axes.texts] == ["171,000", "448,000"]
+    assert "400,000" in [axes.xaxis.get_major_formatter()(at) for at in axes.get_xticks()]
+    gpus = lab.predict("lab-tiny", "T4").gpus
+    assert "None" not in repr(gpus) and "None" not in gpus._repr_html_()
+    settings = lab.compare("h100/memory.bf16", "h100/memory.grad_checkpoint").settings
+    assert "None" not in repr(settings) and "NaN" not in repr(settings)
 
 
 def test_one_of_a_kind_is_singular(empty: Path) -> None:

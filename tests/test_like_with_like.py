@@ -3,6 +3,8 @@ value, all repeats of a name."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -63,17 +65,25 @@ def test_a_baseline_that_no_row_has_is_one_line(empty: Path) -> None:
 def test_a_comparison_of_names_tells_all_their_repeats(empty: Path) -> None:
     one, other = "h100/memory.bf16", "h100/memory.flash_attn"
     found = lab.compare(one, other)
-    speed = found.repeats.set_index("what").loc["tokens/s"]
+    speed = found.repeats.set_index("what").loc["tokens_per_s"]
     runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     medians = runs.groupby("variant")["tokens_per_s"].median()
     assert speed["second / first"] == pytest.approx(medians["flash_attn"] / medians["bf16"])
     low = runs.query("variant == 'bf16'")["tokens_per_s"].min()
     assert speed["range of first"].startswith(f"{low:,.0f} to ")
-    for words in ("memory.bf16, repeat 1 of 3", "Over 3 and 3 repeats", "range of first"):
+    for words in (
+        "memory.bf16, seed 0, one of 3 repeats",
+        "Over 3 and 3 repeats",
+        "range of first",
+    ):
         assert words in repr(found)
     assert "two machines" not in repr(found)
-    elsewhere = repr(lab.compare(one, "h200/memory.bf16"))
-    assert "speeds of two machines do not compare: h100 and h200" in elsewhere
+    elsewhere = lab.compare(one, "h200/memory.bf16")
+    assert "speeds of two machines do not compare: h100 and h200" in repr(elsewhere)
+    for frame in (elsewhere.results, elsewhere.repeats):
+        ratios = frame.set_index("what")["second / first"]
+        assert ratios[["tokens_per_s", "step_ms", "mfu"]].isna().all()
+        assert ratios["mem_peak_allocated_gib"] > 0
     own = write_run(empty, "memory", "bf16", results={"tokens_per_s": 2.0})
     alone = lab.compare(own, write_run(empty, "memory", "baseline", results={"tokens_per_s": 1.0}))
     assert alone.repeats.empty and "repeat" not in repr(alone)
@@ -86,3 +96,61 @@ def test_a_result_called_none_is_missing(empty: Path) -> None:
     found = runs[runs.fp8_recipe.notna()]
     assert {*found["study"]} == {"fp8"} and len(found)
     assert found.index.equals(runs[runs["fp8.recipe"].fillna("none") != "none"].index)
+
+
+def test_the_best_is_told_of_each_machine_and_who_was_disturbed(empty: Path) -> None:
+    runs = lab.recorded("memory").query("part == 'train'")
+    rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
+    front = lab.pareto(rows, "mem_peak_allocated_gib", "tokens_per_s")
+    best = lab.equal_to_best(rows, "tokens_per_s")
+    for machine in ("h100", "h200", "h200-d"):
+        one = rows[rows["machine"] == machine]
+        alone = lab.pareto(one, "mem_peak_allocated_gib", "tokens_per_s")
+        assert front[front["machine"] == machine].equals(alone) and len(alone)
+        equal = lab.equal_to_best(one, "tokens_per_s")
+        assert best[best["machine"] == machine].equals(equal) and len(equal)
+    far = rows[(rows["machine"] == "h200-d") & (rows["variant"] == "flash_gradcp")].iloc[0]
+    assert (far["disturbed"], far["n"]) == (4, 5) and "disturbed" in repr(rows)
+    assert "disturbed" not in repr(rows[rows["disturbed"] == 0]).split("The others")[0]
+    assert " yes" in repr(runs) and "interquartile" not in repr(runs)
+    quiet = runs[runs["disturbed"].isna()]
+    assert "disturbed" not in repr(quiet), "a column of nothing is not shown"
+
+
+def test_losses_are_told_by_their_difference(empty: Path) -> None:
+    found = lab.compare("h100/memory.bf16", "h100/memory.flash_attn")
+    loss = found.results.set_index("what").loc["validation_loss"]
+    assert loss["second - first"] == pytest.approx(loss["second"] - loss["first"])
+    assert pd.isna(loss["second / first"]) and "-0.00114" in repr(found)
+
+
+def test_a_run_beside_itself_or_a_repeat_says_so(empty: Path) -> None:
+    runs = lab.recorded("memory").query("machine == 'h200-d' and variant == 'bf16'")
+    same = repr(lab.compare(runs.iloc[0], runs.iloc[0]))
+    assert "both are the same run" in same and "Results" not in same and "Over" not in same
+    two = repr(lab.compare(runs.iloc[0], runs.iloc[2]))
+    assert "two repeats of one setting" in two and "Over" not in two and "seed 2, one of 5" in two
+
+
+def test_repeats_of_a_sweep_over_seeds_are_called_by_their_seeds(empty: Path) -> None:
+    first = write_run(empty, "memory", "bf16", config={"seed": 0}, results={"tokens_per_s": 2.0})
+    other = Path(f"{str(first)[:-12]}0123456789ab")
+    shutil.copytree(first, other)
+    key, text = first.name.rpartition("-")[2], (other / "summary.json").read_text()
+    (other / "summary.json").write_text(text.replace(key, "0123456789ab"))
+    (other / "config.json").write_text('{"seed": 7}')
+    found = repr(lab.compare(first, other))
+    assert "seed 0, one of 2 repeats" in found and "seed 7, one of 2 repeats" in found
+
+
+def test_mfu_of_repeats_with_several_peaks_has_no_ratio(empty: Path) -> None:
+    for variant, peaks in (("bf16", (1.0, 17.0)), ("baseline", (1.0, 1.01))):
+        for repeat, peak in enumerate(peaks):
+            results = {"mfu": 0.5 / peak, "mfu_peak_tflops": peak, "tokens_per_s": 2.0}
+            folder = write_run(empty, "memory", variant, repeat=repeat, results=results)
+            (folder / "config.json").write_text(json.dumps({"seed": repeat}))
+    runs = lab.load("memory", mine=True).query("repeat == 0").sort_values("variant")
+    found = lab.compare(runs)
+    rows = found.repeats.set_index("what")
+    assert pd.isna(rows.loc["mfu", "second / first"]) and rows.loc["tokens_per_s"].notna().sum() > 4
+    assert "no ratio of MFU: they are shares of several peaks, 1 to 17 TFLOP/s" in repr(found)

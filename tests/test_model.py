@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.attention import resolve
 from lsai_core.base.errors import Unavailable
-from lsai_core.config.train import AttentionConfig, ModelConfig
-from lsai_core.model.transformer import GradCheckpoint, Transformer, build_model, count_parameters
+from lsai_core.config.train import (
+    AttentionConfig,
+    BlockCheckpoint,
+    GradCheckpoint,
+    ModelConfig,
+    TrainConfig,
+)
+from lsai_core.model.transformer import Transformer, build_model, count_parameters
+from lsai_core.training.combinations import refusal
 
 SMALL = ModelConfig.model_validate(
     {
@@ -130,8 +138,10 @@ def test_a_tied_embedding_starts_as_small_as_an_output_layer() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("mode", ["selective", "alternating", "full"])
-def test_checkpointing_does_not_change_gradients(mode: GradCheckpoint, autocast: bool) -> None:
+@pytest.mark.parametrize("mode", ["selective", "alternating", "full", ["full", "none"]])
+def test_checkpointing_does_not_change_gradients(
+    mode: GradCheckpoint | list[BlockCheckpoint], autocast: bool
+) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         plain, recomputed = (
             gradients(build_model(SMALL)),
@@ -172,10 +182,17 @@ def test_checkpointing_recomputes_what_it_says() -> None:
         1 <= again[0] <= 2 and again[1] > 2 * again[0]
     )  # gate and up, and down where nothing sees that it is not needed
     assert counts["selective"]["aten::silu"] == counts["full"]["aten::silu"] == 4
+    with Calls() as calls:
+        gradients(build_model(SMALL, grad_checkpoint=["full", "none"]))
+    assert calls.count[kernel] == 3 and calls.count["aten::silu"] == 3
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "alternating", "full"])
-def test_blocks_compile_without_graph_breaks(mode: GradCheckpoint) -> None:
+@pytest.mark.parametrize(
+    "mode", ["none", "selective", "alternating", "full", ["full", "attention"]]
+)
+def test_blocks_compile_without_graph_breaks(
+    mode: GradCheckpoint | list[BlockCheckpoint],
+) -> None:
     """aot_eager traces forward and backward as the real compiler does, without generating code."""
     torch._dynamo.reset()
     compiled = build_model(SMALL, grad_checkpoint=mode)
@@ -296,3 +313,33 @@ def test_fused_blocks_repeat_no_projection_whose_result_nobody_reads(
         counts.append(calls.count["aten::mm"])
     assert counts[1] - counts[0] == repeated
     assert all(map(torch.equal, *grads))
+
+
+def test_some_blocks_are_checkpointed_and_the_others_otherwise() -> None:
+    model = SMALL.model_copy(update={"n_layers": 5, "vocab_size": 300})
+    some = {"grad_checkpoint": "alternating", "checkpoint_blocks": 3}
+    config = TrainConfig.model_validate(
+        {"model": model.model_dump(), "data": {"vocab_size": 300}, **some}
+    )
+    assert config.checkpointed == ["selective", "mlp", "selective", "none", "none"]
+    others = config.model_copy(update={"checkpoint_others": "full"})
+    assert others.checkpointed[3:] == ["full", "full"] and others.computed_again == 2
+    assert refusal(config) is None and refusal(others) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"checkpoint_others": "full"}, "say how many blocks"),
+        ({"checkpoint_blocks": 2, "grad_checkpoint": "full"}, "must leave blocks"),
+        ({"checkpoint_blocks": 1}, "must leave blocks that do otherwise"),
+        (
+            {"checkpoint_blocks": 1, "grad_checkpoint": "full", "saved_inputs": "host"},
+            "leave out checkpoint_blocks",
+        ),
+    ],
+    ids=str,
+)
+def test_blocks_that_do_nothing_else_are_refused(said: dict[str, Any], why: str) -> None:
+    config = TrainConfig.model_validate({"model": SMALL.model_dump(), **said})
+    assert why in (refusal(config) or "")

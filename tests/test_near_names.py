@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import write_run
+from conftest import below_cell, write_run
 from IPython.core.interactiveshell import InteractiveShell
 
 import lsai_core
@@ -67,7 +67,7 @@ def test_what_others_call_so_is_told_by_its_name_here(empty: Path, wrong: Any, s
     with pytest.raises((UserError, UnknownName, KeyError, WrongCall)) as error:
         wrong()
     assert said in str(error.value)
-    assert len(error.value._render_traceback_()) == 1
+    assert len(below_cell(error.value)) == 1
 
 
 def test_a_model_config_is_predicted_as_its_preset(empty: Path) -> None:
@@ -96,7 +96,7 @@ def test_options_of_a_runs_methods_stand_in_their_signature(empty: Path) -> None
         ("techniques", "'techniques'; !lsai techniques is a command"),
         ("doctor", "'doctor'; !lsai doctor is a command"),
         ("probe", "'probe'; !lsai probe is a command"),
-        ("find_batch", "'find_batch'; !lsai find-batch is a command"),
+        ("find_batch", 'part="batch").execute() measures it'),
         ("xyzzy", "the Tab key behind lab. lists what there is"),
     ],
 )
@@ -158,4 +158,18 @@ def test_a_wrong_attribute_of_a_config_is_one_line_below_the_cell(empty: Path) -
     shell.user_ns["config"] = lab.config(RECORDED)
     for cell in ("config.optim.learning_rate", "config.lr = 1"):
         error = shell.run_cell(cell, silent=True).error_in_exec
-        assert isinstance(error, UnknownName) and "\n" not in "".join(error._render_traceback_())
+        assert isinstance(error, UnknownName) and len(below_cell(error)) == 1
+
+
+def test_an_error_says_which_line_of_a_cell_and_tb_shows_the_way(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = InteractiveShell.instance()
+    shell.run_cell("import lsai_lab as lab\na = 1\nc = lab.load('memry')\nd = 2")
+    first, error = capsys.readouterr().out.strip().splitlines()
+    assert first == "line 3: c = lab.load('memry')" and error.startswith("error: there is no")
+    shell.run_line_magic("tb", "")
+    told = capsys.readouterr().out
+    assert "c = lab.load('memry')" in told and "report/load.py" in told
+    shell.run_cell("lab.load('memry')")
+    assert capsys.readouterr().out.startswith("error: "), "a cell of one line needs no line"

@@ -11,6 +11,8 @@ import pytest
 from conftest import Project, write_run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+import lsai_lab as lab
+from lsai_core.base.errors import UserError
 from lsai_lab.report.numbers import Number, bound, compared, number, rewritten
 
 CODE = """import lsai_lab as lab
@@ -94,3 +96,13 @@ def test_the_book_shows_what_was_computed() -> None:
     text = "It is [1.6x](#gain) and [9](#other), [1.6x](notebooks/25-time.ipynb#gain)."
     shown = bound(text, {"gain": gain, "share": Number("30%")})
     assert shown.startswith("It is [1.64x](runs/h100/speed/fp8-0.html) and 9, [1.6x](")
+
+
+def test_a_number_leads_to_a_run_however_it_is_named(empty: Path) -> None:
+    run = lab.find_run("h100/memory.bf16")
+    row = lab.recorded("memory").query("machine == 'h100' and variant == 'bf16'").iloc[0]
+    for named in (run, run.folder, str(run.folder)):
+        assert number(1.5, "{:.2f}x", named).run == f"h100/memory/{run.folder.name}"
+    assert number(1.5, None, row).run.startswith("h100/memory/bf16-")
+    with pytest.raises(UserError, match="a run is a row of"):
+        number(1.5, "{:.2f}x", 7)

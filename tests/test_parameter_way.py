@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ MODULES = {
     ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("lsai_core", "lsai_lab")
     for path in (CHECKOUT / package).rglob("*.py")
+}
+# What is read of a config like a field is no place that a reader goes to.
+PROPERTIES = {
+    member.fget.__code__
+    for member in vars(TrainConfig).values()
+    if isinstance(member, property) and isinstance(member.fget, FunctionType)
 }
 NAMES = {str(path): name for name, path in MODULES.items()}
 
@@ -82,6 +89,7 @@ def test_a_setting_reaches_the_step_through_few_files(
             and code.co_filename in NAMES
             and stop not in stops
             and not code.co_name.startswith("<")
+            and code not in PROPERTIES
         ):
             sys.setprofile(None)
             if any(carries(item) for item in list(frame.f_locals.values())):

@@ -19,11 +19,11 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.prediction.roofline import estimate
-from lsai_core.profiling.gpus import MARGIN, find_gpu, usable_gib
+from lsai_core.profiling.gpus import MARGIN, enough_gib, find_gpu, spare_gib, usable_gib
 from lsai_lab.peers.titan_file import read_titan
-from lsai_lab.predictions import plan as plan_module
+from lsai_lab.predictions import plan_predicted
 from lsai_lab.predictions.asked import Source
-from lsai_lab.predictions.plan import TIE, Plan, Room, Search, make_plan
+from lsai_lab.predictions.plan import TIE, Plan, make_plan
 from lsai_lab.predictions.plan_files import (
     arguments,
     arguments_file,
@@ -31,6 +31,7 @@ from lsai_lab.predictions.plan_files import (
     titan_file,
     titan_gib,
 )
+from lsai_lab.predictions.plan_predicted import Room, Search
 from lsai_lab.predictions.plan_space import chains
 from lsai_lab.predictions.plan_told import told
 
@@ -44,7 +45,7 @@ FIXED: dict[str, Any] = {
     "optim": {"rounding": "stochastic"},
 }
 _KEYS = (
-    "answer found gpu gpus memory_gib budget_gib margin margin_source usable_gib seq_len "
+    "answer found gpu gpus memory_gib budget_gib margin spare_gib margin_source usable_gib seq_len "
     "tokens_per_step numerics plan reasons next nearest predictions remarks files"
 )
 _SETTING = (
@@ -92,7 +93,7 @@ def plans(everything: list[tuple[float, float]]) -> list[tuple[float, Plan]]:
     smallest, largest = min(everything)[0], max(everything)[0]
     shares = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
     budgets = [(smallest + share * (largest - smallest)) * 1.0001 for share in shares]
-    return [(budget, planned(budget / (1 - MARGIN))) for budget in budgets]
+    return [(budget, planned(enough_gib(budget))) for budget in budgets]
 
 
 def test_no_setting_that_fits_is_faster(
@@ -119,6 +120,20 @@ def test_few_settings_are_predicted(plans: list[tuple[float, Plan]]) -> None:
         assert len(plan.search.tried) <= 40  # of 80
         assert plan.others == sorted(plan.others, key=lambda tried: tried.step_s)
         assert len(plan.others) <= 3
+
+
+def test_memory_that_is_left_is_filled_with_blocks_that_compute_less_again(
+    everything: list[tuple[float, float]], plans: list[tuple[float, Plan]]
+) -> None:
+    """Between two kinds of the same micro-batch a plan is faster than the smaller one."""
+    in_some = [plan for _, plan in plans if plan.known[0].config.checkpoint_blocks is not None]
+    assert in_some
+    for plan in in_some:
+        found, usable_gib = plan.known[0], plan.room.usable_gib
+        best_s = min(seconds for reserved, seconds in everything if reserved <= usable_gib)
+        assert found.reserved_gib <= usable_gib and found.step_s < best_s
+        words = [reason["reason"] for reason in told(plan)["reasons"]]
+        assert f"of {found.config.model.n_layers} blocks" in found.words and words
 
 
 def test_a_plan_is_what_predict_says_of_it(plans: list[tuple[float, Plan]]) -> None:
@@ -181,7 +196,7 @@ def test_what_is_set_is_no_choice() -> None:
 def test_host_memory_is_asked_where_nothing_else_fits() -> None:
     lab_model = Source(model="lab").run(find_gpu("h100"), None, {"seq_len": 512}).config
     fixed = FIXED | {"loss": "fused"}
-    plan = make_plan(lab_model, 4 * 512, Room(H100, 0.3), fixed=fixed, packages="none")
+    plan = make_plan(lab_model, 4 * 512, Room(H100, enough_gib(0.29)), fixed=fixed, packages="none")
     assert plan.offloaded and plan.chosen is not None and plan.chosen.host_gib > 0
     offload = {reason["choice"]: reason for reason in told(plan)["reasons"]}["activations"]
     assert offload["instead"] == "without host memory" and offload["missing_gib"] > 0
@@ -271,7 +286,7 @@ def test_the_first_line_can_be_acted_on(project: Project, written: dict[str, Any
     first, *below = out.splitlines()
     assert re.fullmatch(r"Micro-batch \d+.*: \d\.\d\d of 1\.00 GiB, about [\d,]+ tokens/s", first)
     assert first == written["answer"]
-    assert "3% stay free" in out and "Why:" in below and "The next best:" in below
+    assert "0.30 GiB stay free" in out and "Why:" in below and "The next best:" in below
     assert max(map(len, below)) <= 100
 
 
@@ -302,7 +317,7 @@ WRONG = {
 def test_a_wrong_question_ends_with_2_before_the_work(
     words: tuple[str, ...], project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "predict", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(plan_predicted, "predict", lambda *_: pytest.fail("work began"))
     code, out, err = project.lsai("plan", "--gpu", "h100", *words)
     assert code == 2 and not out and WRONG[words] in err and err.count("\n") == 1, err
 
@@ -392,3 +407,11 @@ def test_the_committed_tasks_are_those_that_are_drawn() -> None:
     assert tasks == plan_tasks.draw() and len(tasks) == 200
     for task in tasks:
         assert task["tokens"] % task["seq_len"] == 0 and 4 <= task["budget_gib"] <= 72
+
+
+@pytest.mark.parametrize("memory_gib", [2.0, 9.9, 10.0, 24.0])
+def test_what_stays_free_does_not_shrink_with_small_memories(memory_gib: float) -> None:
+    spare = spare_gib(memory_gib)
+    assert spare == pytest.approx(max(0.03 * memory_gib, 0.3))
+    assert enough_gib(memory_gib - spare) == pytest.approx(memory_gib)
+    assert spare_gib(memory_gib, 0.0) == 0

@@ -21,7 +21,8 @@ from fsdp_fixture import config as fsdp_config
 import lsai_lab as lab
 from lsai_core.base import disk_cache
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import ParallelConfig, TrainConfig
+from lsai_core.config.parallel import ParallelConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import build_optimizer
@@ -177,6 +178,12 @@ def test_eight_billion_parameters_take_less_than_a_minute(
         {"grad_checkpoint": "selective", "precision": "bf16"},
         {"grad_checkpoint": "alternating", "precision": "bf16"},
         {"grad_checkpoint": "attention"},
+        {"grad_checkpoint": "full", "checkpoint_blocks": 1},
+        {
+            "grad_checkpoint": "attention",
+            "checkpoint_blocks": 1,
+            "checkpoint_others": "selective",
+        },
         {
             "grad_checkpoint": "attention",
             "saved_inputs": "host",
@@ -412,6 +419,8 @@ def test_techniques_save_memory() -> None:
     ways = ("selective", "alternating", "full")
     selective, alternating, full = (predict(tiny(**big, grad_checkpoint=way)).peak for way in ways)
     assert plain > fused > selective > alternating > full
+    some = {"grad_checkpoint": "full", "checkpoint_blocks": 3, "checkpoint_others": "selective"}
+    assert predict(tiny(**big, **some)).peak == pytest.approx((selective + full) / 2, rel=0.02)
     eager = predict(tiny(**big | {"compile": False}, loss="full", blocks="plain")).peak
     assert eager > plain
     scores = predict(tiny(**big, attention={"backend": "eager"})).peak
@@ -682,6 +691,12 @@ def test_the_largest_models_are_predicted_too_unless_it_was_their_first_step(
         {"compile": True, "grad_checkpoint": "full"},
         {"compile": True, "grad_checkpoint": "selective"},
         {"compile": True, "grad_checkpoint": "alternating"},
+        {
+            "compile": True,
+            "grad_checkpoint": "full",
+            "checkpoint_blocks": 1,
+            "checkpoint_others": "attention",
+        },
         {"compile": True, "fp8": {"recipe": "fused"}},
         {"compile": True, "fp8": {"recipe": "tensorwise"}},
         {"precision": "bf16_autocast", "grad_accum": 2},

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
-from conftest import write_run
+from conftest import below_cell, write_run
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -32,8 +32,10 @@ def summary() -> pd.DataFrame:
 def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Path) -> None:
     rows = summary()
     text, html = repr(rows), rows._repr_html_()
-    assert max(map(len, text.splitlines())) <= 110 and "170,944" in text and "/memory/" not in text
+    assert max(map(len, text.splitlines())) <= 120 and "170,944" in text and "/memory/" not in text
     assert "_low</th>" not in html and "170,944" in html and "<th>run</th>" not in html
+    assert "447,956 (447,806–449,552)" in text and "447,956 (447,806–449,552)" in html
+    assert "8.3617 (" not in text, "repeats that are alike have no range"
     assert "others: <metric>_low" in text and "&lt;metric&gt;_low" in html
     assert {"run", "tokens_per_s_low", "outcome"} <= {*rows}, "they are there"
     assert "/memory/" in repr(rows[["label", "run"]]), "who names a column sees it"
@@ -122,7 +124,7 @@ def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Pat
     for wrong in (lambda: row["learning_rate"], lambda: row.learning_rate):
         with pytest.raises((KeyError, AttributeError), match=r"did you mean optim\.lr") as error:
             wrong()
-        assert len(error.value._render_traceback_()) == 1
+        assert len(below_cell(error.value)) == 1
     column = lab.recorded("memory")["tokens_per_s"]
     assert "Name: tokens_per_s" in repr(column)
     assert column.dropna().to_frame().shape[1] == 1
@@ -131,7 +133,10 @@ def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Pat
 def test_claims_show_their_figures_in_the_width_of_a_screen(empty: Path) -> None:
     found = lab.judged("flash_speed", "hopper_fp8_gain")
     assert max(map(len, repr(found).splitlines())) <= 110 and "held" in repr(found)
-    assert "sentence, runs" in repr(found) and {"sentence", "runs"} <= {*found}
+    assert "sentence, value" in repr(found) and {"sentence", "runs"} <= {*found}
+    told = lab.judged("same_quality", "bf16_speed").loc[:, ["claim", "measured", "bound"]]
+    assert told.loc["same_quality"].tolist()[1:] == ["−0.5% ± 4.2% (n = 3)", "≤ 1%"]
+    assert told.loc["bf16_speed"].tolist()[1:] == ["2.62x (2.62 to 2.63, n = 3)", "≥ 1.8x"]
     assert list(lab.claims_table("flash_speed")["name"]) == ["flash_speed"]
 
 
@@ -148,10 +153,22 @@ def test_a_runs_line_says_what_makes_it_itself(empty: Path) -> None:
     told = {"outcome": "oom", "reason": "CUDA out of memory. " * 40}
     assert "…, /" in repr(lab.find_run(write_run(empty, "memory", "bf16", **told)))
     changed = lab.open_run("memory", "bf16", overrides={"steps": 7, "optim.lr": 0.01})
-    said = "(bf16 autocast), overrides steps: 7, optim.lr: 0.01, planned"
+    said = "(bf16 autocast, changed), overrides steps: 7, optim.lr: 0.01, planned"
     assert said in repr(changed)
     command = "lsai train --set steps=3 --set optim.lr=1e-3"
     assert overrides_in(command) == "steps=3, optim.lr=1e-3"
+
+
+def test_a_whole_config_as_overrides_is_told_by_what_it_changes(empty: Path) -> None:
+    asked = {"model.n_layers": 1, "seq_len": 64}
+    config = lab.predict("memory.flash_gradcp", overrides=asked, profile="cpu").config
+    changed = lab.open_run("memory", "baseline", overrides=config, profile="cpu")
+    for words in ("model.n_layers: 1", "seq_len: 64", "precision: bf16_autocast", "changed"):
+        assert words in repr(changed)
+    assert "vocab_size" not in changed.command and len(repr(changed)) < 500
+    assert changed.config.model_dump() == config.model_dump()
+    assert "changed" not in repr(lab.open_run("memory", "baseline"))
+    assert "baseline (fp32), changed" in changed._repr_html_()
 
 
 def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
@@ -183,16 +200,26 @@ def test_a_prediction_says_what_a_step_is_and_keeps() -> None:
         assert said in repr(lab.predict("lab-tiny", 24, overrides=overrides))
 
 
+def test_a_prediction_and_a_plan_of_a_study_say_whose_settings_they_are(empty: Path) -> None:
+    for gpu, profile in (("H100", "h100"), (24, "gpu"), ("H200", "h200")):
+        found = lab.predict("memory.bf16", gpu)
+        assert f"settings of the study under profile {profile}" in repr(found)
+        assert found.config == lab.predict("memory.bf16", gpu, profile=profile).config
+    assert "profile" not in repr(lab.predict("lab-tiny", 24))
+    planned = lab.plan("memory.bf16", "H100", overrides={"model.n_layers": 1, "seq_len": 64})
+    assert "settings of the study under profile h100" in planned._repr_html_()
+
+
 def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
     empty: Path,
 ) -> None:
     found = lab.predict("llama3-8b", "h100")
     run, both = lab.find_run(RECORDED), lab.compare(RECORDED, "h200/memory.bf16")
     for frame, text in (
-        (found.parts, "14.958\n"),
+        (found.memory, "14.958\n"),
         (found.phases, "forward     60.504"),
         (found.gpus, "tokens_per_s"),
-        (run.memory, "7.0941"),
+        (run.phases, "7.0941"),
         (run.steps, "1175.1"),
         (both.results, "449,552"),
     ):
@@ -205,9 +232,9 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        (lambda: lab.predict("lab-tiny").parts["weigths"], "no 'weigths'; did you mean weights"),
+        (lambda: lab.predict("lab-tiny").memory["weigths"], "no 'weigths'; did you mean weights"),
         (lambda: lab.predict("lab-tiny").phases.forwards, "did you mean forward"),
-        (lambda: lab.find_run(RECORDED).memory["peak"], "no column 'peak'; did you mean peak_gib"),
+        (lambda: lab.find_run(RECORDED).phases["peak"], "no column 'peak'; did you mean peak_gib"),
         (lambda: lab.recorded("memory").dropna(subset=["los"]), "did you mean loss"),
         (lambda: lab.predict("lab-tiny").step_s, "step_s is one number a GPU: see .gpus"),
     ],
@@ -215,7 +242,7 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
 def test_a_wrong_name_in_an_inner_frame_is_one_line(empty: Path, wrong: Any, said: str) -> None:
     with pytest.raises((KeyError, AttributeError, UserError)) as error:
         wrong()
-    assert said in str(error.value) and len(error.value._render_traceback_()) == 1
+    assert said in str(error.value) and len(below_cell(error.value)) == 1
 
 
 def test_an_empty_frame_says_so(empty: Path) -> None:

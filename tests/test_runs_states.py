@@ -41,21 +41,27 @@ def test_a_legend_says_what_was_swept(empty: Path) -> None:
     repeats = lab.recorded("memory").query(
         "variant == 'bf16' and machine == 'h100' and repeat < 2 and part == 'train'"
     )
-    assert legend(lab.curves(repeats)) == ["bf16 autocast (repeat 1)", "bf16 autocast (repeat 2)"]
+    assert legend(lab.curves(repeats)) == ["bf16 autocast (seed 0)", "bf16 autocast (seed 1)"]
     machines = lab.curves("h100/memory.bf16", "h200/memory.bf16")
     assert legend(machines) == ["bf16 autocast (h100)", "bf16 autocast (h200)"]
 
 
-def test_differs_has_the_rare_first_and_not_what_most_share(empty: Path) -> None:
-    usual = {"batch_size": 4, "model": {"d_model": 64}, "optim": {"name": "adamw"}}
-    one = write_run(empty, "memory", "bf16", config=usual)
-    for number in range(3):
-        copied(one, f"00000000000{number}", **usual)
-    lion = copied(one, "0123456789ab", **usual | {"batch_size": 1, "optim": {"name": "lion"}})
-    copied(one, "0123456789ac", **usual | {"batch_size": 1})
-    differs = lab.load("memory", mine=True).set_index("run")["differs"]
-    assert differs[str(lion)] == "optim.name='lion', batch_size=1"
-    assert differs[str(one)] == "" and differs.value_counts()[""] == 4
+def test_differs_is_from_what_the_study_plans_whatever_other_runs_there_are(empty: Path) -> None:
+    planned = {"steps": lab.study("memory").base["steps"], "optim": {"name": "adamw"}, "seed": 3}
+    one = write_run(empty, "memory", "bf16", config=planned)
+    changed = planned | {"steps": 7, "optim": {"name": "lion"}, "gone_setting": 1}
+
+    def differs() -> dict[str, str]:
+        runs = lab.load("memory", mine=True)
+        return dict(zip(runs["run"], runs["differs"], strict=True))
+
+    short = [copied(one, f"00000000000{number}", **changed) for number in range(3)]
+    told = "steps=7, optim.name='lion'"
+    assert differs() == {str(one): "", **dict.fromkeys(map(str, short), told)}
+    shutil.rmtree(one)
+    assert differs() == dict.fromkeys(map(str, short), told), "no other run changes it"
+    gone = write_run(empty, "memory", "no_such_variant", config=planned)
+    assert differs()[str(gone)] == "no such variant now"
 
 
 def test_a_source_and_its_data_are_one_text(
@@ -77,10 +83,10 @@ def test_advice_is_of_the_state_that_the_run_is_in(
 ) -> None:
     failed = lab.find_run(write_run(empty, "memory", "bf16", **UNMEASURED))
     with pytest.raises(UserError, match=r"measured no memory: failed \(no such kernel\); 0 steps"):
-        _ = failed.memory
+        _ = failed.phases
     ended = lab.find_run(write_run(empty, "memory", "baseline"))
     with pytest.raises(UserError, match=r"set profile\.memory_steps above 0"):
-        _ = ended.memory
+        _ = ended.phases
     assert failed.plot() is None, "no empty picture"
     assert "has taken no step; failed (no such kernel)" in capsys.readouterr().out
     assert "loss" in failed.steps.columns and failed.steps.empty

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.base.errors import UserError
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from lsai_core.config.train import DataConfig, ModelConfig, TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_lab.analysis.scale import (
     Assumptions,

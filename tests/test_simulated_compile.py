@@ -132,11 +132,11 @@ def test_a_whole_model(how: str) -> None:
     eager, found = step(False), step(True)
     logits = 2 * 4 * 1024 * 50_000 / GIB
     # logits in bf16 alone: not in fp32, nor their logarithms; their gradient is written over them
-    assert eager.phases()["backward"] > 5 * logits
-    assert logits < found.phases()["forward"] < 1.2 * logits
-    assert logits < found.phases()["backward"] < 1.4 * logits
+    assert eager.phases["backward"] > 5 * logits
+    assert logits < found.phases["forward"] < 1.2 * logits
+    assert logits < found.phases["backward"] < 1.4 * logits
     if how != "function":  # whose module is not seen
-        assert found.by_cause()["weights"] == eager.by_cause()["weights"]
+        assert found.memory["weights"] == eager.memory["weights"]
 
 
 def test_an_embeddings_gradient_is_summed_in_fp32() -> None:

@@ -71,16 +71,16 @@ def kept(call: Callable[[Tensor], Tensor], *shape: int, dtype: torch.dtype = tor
 def test_weights_gradients_and_states_by_hand() -> None:
     gpu = simulated(wide, (64, 1024))
     assert repr(gpu).startswith("simulated H100: fits; ") and "weights" in repr(gpu)
-    causes, matrix = gpu.by_cause(), 4 * MIB
+    causes, matrix = gpu.memory, 4 * MIB
     assert causes["weights"] == pytest.approx(4 * matrix)
     # Moments from the first step on, and beside them roots of all squares at once in the update.
-    assert gpu.phases()["optimizer"] == pytest.approx((4 + 4 + 8 + 4) * matrix, rel=0.05)
+    assert gpu.phases["optimizer"] == pytest.approx((4 + 4 + 8 + 4) * matrix, rel=0.05)
     fused = simulated(wide, (64, 1024), optimizer=lambda p: torch.optim.AdamW(p, fused=True))
-    assert fused.phases()["optimizer"] == pytest.approx((4 + 4 + 8) * matrix, rel=0.05)
+    assert fused.phases["optimizer"] == pytest.approx((4 + 4 + 8) * matrix, rel=0.05)
     plain = simulated(wide, (64, 1024), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-    assert plain.phases()["optimizer"] == pytest.approx((4 + 4) * matrix, rel=0.05)
+    assert plain.phases["optimizer"] == pytest.approx((4 + 4) * matrix, rel=0.05)
     # Two workspaces of cuBLAS come to what tensors take.
-    assert gpu.peak_allocated_gib == pytest.approx(max(gpu.phases().values()) + 64 * MIB, rel=0.02)
+    assert gpu.peak_allocated_gib == pytest.approx(max(gpu.phases.values()) + 64 * MIB, rel=0.02)
     assert gpu.peak_reserved_gib >= gpu.peak_allocated_gib and gpu.verdict == "fits" and gpu.fits
 
 
@@ -168,7 +168,7 @@ def test_a_scaler_and_the_host() -> None:
         assert torch.cuda.memory_allocated() == before and copy.shape == (1024, 1024)
         assert loss.item() == 0.0 and torch.cuda.is_available()
         assert torch.cuda.max_memory_allocated() >= before > 0
-    assert gpu.timeline()[-1].allocated_gib > 0
+    assert gpu.moments[-1].allocated_gib > 0
 
 
 @pytest.mark.parametrize(
@@ -272,18 +272,18 @@ def wide_step(batch: int) -> None:
 
 
 def test_the_largest_batch_fits_and_the_next_larger_ones_do_not() -> None:
-    found = largest_batch(wide_step, "4GB")
-    limit = usable_gib(find_gpu("4GB"))
+    found = largest_batch(wide_step, "5GB")
+    limit = usable_gib(find_gpu("5GB"))
     assert found.limited and 0.97 * limit < found.peaks[found.batch] <= limit
-    with simulated_gpu("4GB") as gpu:
+    with simulated_gpu("5GB") as gpu:
         wide_step(found.batch * 11 // 10)
     assert gpu.peak_reserved_gib > limit and len(found.peaks) <= 8
     assert largest_batch(wide_step, "h100", last=8) == largest_batch(wide_step, "h200", last=8)
     for step, said in ((lambda _: wide_step(8), "take the same memory"),):
         with pytest.raises(UserError, match=said):
-            largest_batch(step, "4GB")
+            largest_batch(step, "5GB")
     with pytest.raises(UserError, match="not even a batch of 1"):
-        largest_batch(lambda batch: wide_step(10_000 * batch), "4GB")
+        largest_batch(lambda batch: wide_step(10_000 * batch), "5GB")
 
 
 def test_the_largest_batch_of_a_script(shared: Project, tmp_path: Path) -> None:

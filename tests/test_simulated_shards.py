@@ -138,7 +138,7 @@ def test_weights_stay_gathered_until_they_are_resharded() -> None:
             loss = model(torch.randn(8, 2048, device="cuda")).sum()
             kept[reshard] = torch.cuda.memory_allocated() - before
             loss.backward()
-        assert gpu.by_cause()["FSDP buffers"] > 0
+        assert gpu.memory["FSDP buffers"] > 0
     assert kept[False] - kept[True] == LAYERS * MATRIX
 
 
@@ -163,7 +163,7 @@ def test_offloaded_weights_and_states_are_on_the_host() -> None:
         assert held(model, sync=True) == 0
         optimizer.step()
         assert torch.cuda.memory_allocated() == 0
-    assert gpu.phases()["optimizer"] < MIB / GIB
+    assert gpu.phases["optimizer"] < MIB / GIB
 
 
 @pytest.mark.parametrize("said", ["whose ranks are a tensor", "tensor parallelism"])

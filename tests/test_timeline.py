@@ -56,8 +56,8 @@ def test_a_loop_of_anybodys_is_watched() -> None:
     assert list(seen.phases["phase"]) == ["forward", "backward", "optimizer"]
     # input, hidden before and after ReLU, output and its square at the end of the forward pass
     kept = 4 * 128 * (64 + 2 * 256 + 2 * 64)
-    assert kept * 0.8 < seen.timeline["activations"].max() * GIB < kept * 1.3
-    last = seen.timeline.query("phase == 'backward'").iloc[-1]
+    assert kept * 0.8 < seen.moments["activations"].max() * GIB < kept * 1.3
+    last = seen.moments.query("phase == 'backward'").iloc[-1]
     assert last["gradients"] == pytest.approx(bytes_of / GIB)
     assert {"matmul", "optimizer"} <= set(seen.top_kernels["class"])
     assert seen.step_ms > 0 and seen.phases["ms"].gt(0).all()

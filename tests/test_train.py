@@ -102,6 +102,7 @@ def test_accumulation_equals_the_large_batch(dataset: Dataset, tmp_path: Path) -
         {"grad_checkpoint": "full"},
         {"grad_checkpoint": "selective"},
         {"grad_checkpoint": "alternating"},
+        {"grad_checkpoint": "full", "checkpoint_blocks": 1, "checkpoint_others": "selective"},
     ],
 )
 def test_recomputation_changes_no_loss(

@@ -39,7 +39,7 @@ lab.curves("one", "h100/memory.bf16", x="elapsed_s")
 other = {{{TINY}, "attention.backend": "sdpa_math", "profile.memory_steps": 2}}
 run = lab.open_run(study="memory", variant="bf16", profile="quick", overrides=other)
 run.execute()
-print(run.memory)
+print(run.phases)
 """,
     "a sweep over lengths, and its picture": """
 words = {"profile": "quick", "overrides": {"steps": 4}}
@@ -173,7 +173,7 @@ def test_what_they_show(shown: dict[str, tuple[bool, str]], folder: Project) -> 
     assert "Transformer import" in texts["the trained model, and what it writes"]
     assert "own.jsonl" in texts["a model from text of one's own"] or "file" in texts[OWN_TEXT]
     beside = texts["mine beside the recorded one, on one page"]
-    assert "h100" in beside and "settings differ" in beside and "tokens/s" in beside
+    assert "h100" in beside and "settings differ" in beside and "tokens_per_s" in beside
     assert "own runs not shown" in beside, "runs of other settings are not left out in silence"
     assert "aten" in texts["a traced step: the longest kernels, and its timeline"]
 

@@ -261,7 +261,7 @@ def _measured(row: dict[str, Any], lock: Path) -> dict[str, Any]:
     except RuntimeError as error:
         if "out of memory" not in str(error).lower():
             raise
-        found |= {"fits": False, **_memory(cap)}
+        found |= {"fits": False, "said": str(error)[:600], **_memory(cap)}
     if isinstance(world, ProcessWorld):
         world.close()
     return found

@@ -11,35 +11,59 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import linecache
 import re
-from collections.abc import Iterable
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 
-class UserError(Exception):
+class BelowCell:
+    """An exception that IPython shows below a cell in one line, after the line of a longer cell
+    that raised it; %tb shows the whole traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        assert isinstance(self, BaseException)
+        cells = [
+            frame
+            for frame in _frames(self)
+            if frame.tb_frame.f_globals.get("__name__") == "__main__"
+        ]
+        if sys.exc_info()[1] is not self:  # it was shown before, and %tb asks for more
+            began = cells[0] if cells else self.__traceback__
+            return "".join(traceback.format_exception(type(self), self, began)).splitlines()
+        return [*(_line_of(cells[-1]) if cells else []), f"error: {self}"]
+
+
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    frame = error.__traceback__
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
+
+
+def _line_of(frame: TracebackType) -> list[str]:
+    """`line 3: c = lab.load("memry")`; nothing of a cell of one line."""
+    lines = linecache.getlines(frame.tb_frame.f_code.co_filename)
+    number = frame.tb_lineno
+    return [f"line {number}: {lines[number - 1].strip()}"] if 1 < len(lines) >= number else []
+
+
+class UserError(BelowCell, Exception):
     """A mistake in the input: one line that says what is wrong and what to do about it."""
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it in a notebook, where nobody turns it into that line: the same
-        line, no traceback."""
-        return [f"error: {self}"]
 
-
-class UnknownName(AttributeError):
+class UnknownName(BelowCell, AttributeError):
     """What is asked for behind a dot is not there; a notebook shows the line alone."""
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"error: {self}"]
 
-
-class UnknownKey(KeyError):
+class UnknownKey(BelowCell, KeyError):
     """A key that is not there, in one line; a notebook shows the line alone."""
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"error: {self}"]
 
 
 class Known(dict[str, Any]):

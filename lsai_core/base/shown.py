@@ -8,15 +8,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from lsai_core.base.errors import UnknownName, did_you_mean
+from lsai_core.base.errors import BelowCell, UnknownName, did_you_mean
 from lsai_core.base.tables import Part, as_html, as_text
 
 
-class WrongCall(TypeError):
+class WrongCall(BelowCell, TypeError):
     """An argument that is not taken, or is missing; a notebook shows the line alone."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"error: {self}"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -33,6 +33,12 @@ class Later:
     """
 
 
+# The usual annotations: what is learned, how a step is computed, nothing at all; and a field that
+# came later.
+RESULT, STEP, NOTHING = Affects("result"), Affects("memory", "speed"), Affects()
+LATER = Later()
+
+
 def key_values(config: BaseModel) -> dict[str, Any]:
     """The values of `config` that a run key is made of, resolved, as plain JSON values."""
     values = config.model_dump(mode="json")

@@ -58,7 +58,10 @@ class Strict(BaseModel):
         rest = flatten(self.model_dump(mode="json"))
         usual = [item for item in rest.items() if item[0] not in changed]
         name = type(self).__name__
-        first = Part(name, ("setting", "value"), list(changed.items()))
+        named = [f"{key}={value}" for key, value in usual if "." not in key]
+        more = f", … ({len(usual)} in all)" if len(usual) > len(named) else ""
+        note = f"at their defaults: {', '.join(named)}{more}" if usual else ""
+        first = Part(name, ("setting", "value"), list(changed.items()), note=note)
         return [first, Part(f"{len(usual)} defaults", ("setting", "value"), usual, folded=True)]
 
     def _repr_html_(self) -> str:

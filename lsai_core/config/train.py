@@ -10,11 +10,13 @@ code and hardware are the same run.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from lsai_core.config.affects import Affects, Later
+# What fields affect; a field without such an annotation affects all.
+from lsai_core.config.affects import LATER, NOTHING, RESULT, STEP
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.presets import MOST_LAYERS, ModelConfig
 from lsai_core.config.strict import Strict
 
@@ -29,25 +31,22 @@ Fp8Recipe = Literal[
     "te_current",
     "te_block",
 ]
+GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
+# What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.
+BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 TensorClass = Literal["embedding", "norms", "output", "matrices"]
 TENSOR_CLASSES: tuple[TensorClass, ...] = ("embedding", "norms", "output", "matrices")
 Share = Annotated[float, Field(ge=0, lt=1)]
-ContextMethod = Literal["ring", "zigzag", "lightseq", "ulysses", "usp", "torch"]
-ParallelKind = Literal["fsdp", "zero2", "zero1", "ddp"]
 
 LARGEST_VOCABULARY = 262_144
 LOSSES = ("fused", "full")
 # Beyond any machine: such a number is a slip, and is refused where it is given.
-MOST_PROCESSES, MOST_STEPS, MOST_TOKENS = 2**17, 2**40, 2**27
+MOST_STEPS, MOST_TOKENS = 2**40, 2**27
 MOST_SECONDS = 10_000_000.0  # 116 days
 Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
 Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
 Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
-
-# What fields affect (`lsai_core.config.affects`); a field without such an annotation affects all.
-RESULT, STEP, NOTHING = Affects("result"), Affects("memory", "speed"), Affects()
-LATER = Later()
 
 
 class AttentionConfig(Strict):
@@ -186,128 +185,11 @@ class CheckpointConfig(Strict):
     )
 
 
-class ParallelConfig(Strict):
-    """Over how many processes (one per GPU, or CPU processes) the run is spread, and how they share
-    the model. See `lsai_core.parallel`.
-
-    `fsdp * replicate * cp * tp * pp` processes, of which `tp` share each matrix, `pp` the blocks
-    and `cp` each sequence, a slice each. Of what these leave to a process, `fsdp * cp` hold one
-    copy of weights, gradients and optimizer states, a shard each; the `replicate` groups average
-    their gradients (hybrid sharding, HSDP: one group per node).
-    """
-
-    kind: Annotated[ParallelKind, STEP, LATER] = Field(
-        "fsdp",
-        description="fsdp, zero2 (FSDP2, gathers once a step): shards; ddp, zero1: copies, "
-        "replicate of them",
-    )
-    fsdp: int = Field(
-        1,
-        gt=0,
-        le=MOST_PROCESSES,
-        description="groups of cp processes that share one copy of the model, each its batch",
-    )
-    replicate: int = Field(1, gt=0, le=MOST_PROCESSES, description="copies of the model (HSDP)")
-    cp: int = Field(
-        1,
-        gt=0,
-        le=MOST_PROCESSES,
-        description="processes that share each sequence (context parallelism)",
-    )
-    tp: Annotated[int, LATER] = Field(
-        1,
-        gt=0,
-        le=MOST_PROCESSES,
-        description="processes that share each matrix (tensor and sequence parallelism)",
-    )
-    async_tp: Annotated[bool, STEP, LATER] = Field(
-        False, description="tp, compiled: products in parts, beside their messages (unmeasured)"
-    )
-    pp: Annotated[int, LATER] = Field(
-        1, gt=0, le=MOST_PROCESSES, description="processes that share the blocks (pipeline)"
-    )
-    pp_schedule: Annotated[Literal["1f1b", "interleaved"], STEP, LATER] = Field(
-        "1f1b", description="interleaved: two stages a process"
-    )
-    cp_method: Annotated[ContextMethod, STEP] = Field(
-        "zigzag", description="zigzag serves any number of heads"
-    )
-    reshard_after_forward: Annotated[bool, STEP] = Field(
-        True, description="free a block's weights until its backward"
-    )
-    cpu_offload: Annotated[bool, STEP] = Field(
-        False, description="keep weights, gradients and states in host memory"
-    )
-    fp8_gather: bool = Field(
-        False, description="fp8.recipe fused: gather the weights of its layers in fp8"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_way_stayed(cls, data: Any) -> Any:
-        """Records of the day on which weights could also travel by copies name the way that stayed
-        (DESIGN.md)."""
-        if isinstance(data, dict) and data.get("collectives") == "backend":
-            return {key: value for key, value in data.items() if key != "collectives"}
-        return data
-
-    @model_validator(mode="after")
-    def _needs_shards(self) -> Self:
-        copies = self.replicate > 1 and not self.keeps_copies
-        if self.shards == 1 and (copies or not self.reshard_after_forward):
-            raise ValueError("replicate and reshard_after_forward need fsdp > 1 (or cp > 1)")
-        if self.world_size > MOST_PROCESSES:
-            raise ValueError(
-                f"fsdp x replicate x cp x tp x pp = {self.world_size} processes; at most "
-                f"{MOST_PROCESSES}"
-            )
-        return self
-
-    @property
-    def shards(self) -> int:
-        """Processes over which FSDP2 spreads one copy of the model."""
-        return self.fsdp * self.cp
-
-    @property
-    def readers(self) -> int:  # the degree of data parallelism
-        """Groups of processes that train on batches of their own."""
-        return self.fsdp * self.replicate
-
-    @property
-    def members(self) -> int:
-        """Processes that train on the same sequences, neighbours in rank."""
-        return self.cp * self.tp * self.pp
-
-    @property
-    def stages(self) -> int:
-        """Into how many parts the pipeline cuts the blocks."""
-        return self.pp * (2 if self.pp_schedule == "interleaved" else 1)
-
-    @property
-    def world_size(self) -> int:
-        """How many processes the run has."""
-        return self.readers * self.members
-
-    @property
-    def keeps_copies(self) -> bool:
-        """Whether every process that reads a batch of its own keeps whole weights."""
-        return self.kind in ("ddp", "zero1")
-
-    @property
-    def state_parts(self) -> int:
-        """Among how many processes the optimizer states of one copy are divided."""
-        return self.replicate if self.kind == "zero1" else self.shards * self.tp * self.pp
-
-    @property
-    def distributed(self) -> bool:
-        """Whether the run's processes form a group: several, and with CPU offload one as well."""
-        return self.world_size > 1 or self.cpu_offload
-
-    @property
-    def sharded(self) -> bool:
-        """Whether FSDP2 holds the model."""
-        spread = self.shards * self.replicate > 1 or self.cpu_offload
-        return spread and not self.keeps_copies
+def in_blocks(mode: GradCheckpoint, layers: int) -> list[BlockCheckpoint]:
+    """What each block of a model does in `mode`."""
+    if mode == "alternating":
+        return ["mlp" if index % 2 else "selective" for index in range(layers)]
+    return [mode] * layers
 
 
 class TrainConfig(Strict):
@@ -330,14 +212,21 @@ class TrainConfig(Strict):
         description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's "
         "operations",
     )
-    grad_checkpoint: Annotated[
-        Literal["none", "selective", "alternating", "attention", "full"], STEP
-    ] = Field(
+    grad_checkpoint: Annotated[GradCheckpoint, STEP] = Field(
         "none",
         description="full: keep the input of each block; attention: and the output of the "
         "attention kernel; selective: and those "
         "of all matmuls; alternating: but in every second block not those of its "
         "feed-forward layer",
+    )
+    checkpoint_blocks: Annotated[int | None, STEP, LATER] = Field(
+        None,
+        ge=1,
+        le=MOST_LAYERS,
+        description="so many of the first blocks do what grad_checkpoint says; null: all",
+    )
+    checkpoint_others: Annotated[GradCheckpoint, STEP, LATER] = Field(
+        "none", description="what the other blocks do, if checkpoint_blocks leaves any"
     )
     saved_inputs: Annotated[Literal["gpu", "host"], STEP] = Field(
         "gpu",
@@ -392,6 +281,20 @@ class TrainConfig(Strict):
             return data  # something is wrong with these, and is told of them
         kept = {key: value for key, value in judged.items() if key != "batches"}
         return {**data, "eval": {**kept, "sequences": math.prod(sizes)}}
+
+    @property
+    def checkpointed(self) -> list[BlockCheckpoint]:
+        """What each block does."""
+        layers, first = self.model.n_layers, self.checkpoint_blocks
+        modes = in_blocks(self.grad_checkpoint, layers)
+        if first is not None:
+            modes[first:] = in_blocks(self.checkpoint_others, layers)[first:]
+        return modes
+
+    @property
+    def computed_again(self) -> int:
+        """How many blocks are computed a second time whole, with their attention."""
+        return self.checkpointed.count("full")
 
     @property
     def tokens_per_step(self) -> int:

@@ -68,7 +68,7 @@ def refusal(config: TrainConfig) -> str | None:
         )
     if not fp8.recipe.startswith("te_"):
         return None
-    if config.grad_checkpoint != "none":
+    if {config.grad_checkpoint, config.checkpoint_others} != {"none"}:
         return (
             "Transformer Engine's layers do not know their recipe when they are recomputed; "
             "use "

@@ -11,20 +11,18 @@ alternating
            selective, but every second block computes its feed-forward layer again: gate and up are
            the widest results, and half of them is much memory for a fifteenth of the FLOPs
            (torchtitan's op mode repeats every second product, to the same end)
+
+Every block keeps its share of the memory, so two modes, one for so many blocks and one for the
+others, come to any amount of memory between theirs (`checkpoint_blocks`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from lsai_core.attention.choice import BACKENDS
-
-GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
-# What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.
-BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
-PERIOD = 2  # blocks that lie so far apart are alike in every mode
 
 # The operators of attention kernels, or their namespaces, beside every operation with "attention"
 # in its name. Of `context_attend` both modes keep the results, so that a block's recomputation
@@ -48,13 +46,6 @@ KEPT_OPERATIONS = frozenset(
         "context_to_sequence",
     }
 )
-
-
-def of_block(mode: GradCheckpoint, index: int) -> BlockCheckpoint:
-    """What block `index` does in `mode`."""
-    if mode == "alternating":
-        return "mlp" if index % PERIOD else "selective"
-    return mode
 
 
 # Functions with names, because torch.compile does not follow a partial here.

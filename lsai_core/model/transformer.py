@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,16 +30,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from lsai_core.attention.choice import attention
-from lsai_core.config.train import AttentionConfig, ModelConfig
+from lsai_core.config.train import (
+    AttentionConfig,
+    BlockCheckpoint,
+    GradCheckpoint,
+    ModelConfig,
+    in_blocks,
+)
 from lsai_core.model.feed_forward import MLP
 from lsai_core.model.loss import Reduction, linear_cross_entropy
 from lsai_core.model.norm import Norm, norm_and_residual
 from lsai_core.model.recompute import (
-    BlockCheckpoint,
-    GradCheckpoint,
     attention_contexts,
     full_contexts,
-    of_block,
     selective_contexts,
 )
 from lsai_core.model.rope import rope_tables, rotate
@@ -168,7 +171,8 @@ class Transformer(nn.Module):
     `build_model`).
 
     `output` is the output layer; with tied embeddings it is None and the token table takes its
-    place (`output_weight`), so that a state dict names each tensor once.
+    place (`output_weight`), so that a state dict names each tensor once. `grad_checkpoint`: a mode
+    of the model, or what each block does.
     """
 
     def __init__(
@@ -176,16 +180,18 @@ class Transformer(nn.Module):
         config: ModelConfig,
         attention: AttentionConfig | None = None,
         *,
-        grad_checkpoint: GradCheckpoint = "none",
+        grad_checkpoint: GradCheckpoint | Sequence[BlockCheckpoint] = "none",
     ) -> None:
         super().__init__()
         self.config = config
         self.attention_config = attention or AttentionConfig(window=None)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(
-            Block(config, self.attention_config, of_block(grad_checkpoint, index))
-            for index in range(config.n_layers)
+        modes = (
+            in_blocks(grad_checkpoint, config.n_layers)
+            if isinstance(grad_checkpoint, str)
+            else grad_checkpoint
         )
+        self.blocks = nn.ModuleList(Block(config, self.attention_config, mode) for mode in modes)
         self.norm = Norm(config.d_model, eps=config.norm_eps)
         self.output = (
             None
@@ -356,7 +362,7 @@ def shaped(
     config: ModelConfig,
     attention: AttentionConfig | None = None,
     *,
-    grad_checkpoint: GradCheckpoint = "none",
+    grad_checkpoint: GradCheckpoint | Sequence[BlockCheckpoint] = "none",
 ) -> Transformer:
     """A `Transformer` on the meta device: shapes alone, in fp32."""
     with torch.device("meta"), _NoValues():
@@ -367,7 +373,7 @@ def build_model(
     config: ModelConfig,
     attention: AttentionConfig | None = None,
     *,
-    grad_checkpoint: GradCheckpoint = "none",
+    grad_checkpoint: GradCheckpoint | Sequence[BlockCheckpoint] = "none",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,

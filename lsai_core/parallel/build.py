@@ -33,7 +33,7 @@ def empty_sharded(config: TrainConfig, device: torch.device) -> Transformer:
     """The same with memory and no values in it. Raises MemoryError as `require_host_memory`."""
     if config.saved_inputs == "host":
         require_host_memory(config)
-    model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+    model = shaped(config.model, config.attention, grad_checkpoint=config.checkpointed)
     model.to(weight_dtype(config.precision))
     adapt(model, config)
     mesh = share(model, config, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from lsai_core.config.train import ParallelConfig
+from lsai_core.config.parallel import ParallelConfig
 
 
 def mesh_of(parallel: ParallelConfig, device: torch.device) -> DeviceMesh:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from lsai_core.config.train import ParallelConfig, TrainConfig
+    from lsai_core.config.parallel import ParallelConfig
+    from lsai_core.config.train import TrainConfig
     from lsai_core.model.transformer import Transformer
 
 PACKAGE = "lsai_core.parallel.kinds.*"

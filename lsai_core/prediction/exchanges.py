@@ -143,10 +143,10 @@ def _of_shards(config: TrainConfig) -> Iterator[Exchange]:
 def _of_matrices(config: TrainConfig) -> Iterator[Exchange]:
     parallel, size = config.parallel, _hidden_bytes(config)
     # Both once a half of a block and pass; a block's last sum is not made a second time.
-    again = config.grad_checkpoint == "full"
-    often = {"all_gather": 4 + 2 * again, "reduce_scatter": 4 + again}
+    layers, again = config.model.n_layers, config.computed_again
+    often = {"all_gather": 4 * layers + 2 * again, "reduce_scatter": 4 * layers + again}
     for operation, times in often.items():
-        count = times * config.model.n_layers * config.grad_accum
+        count = times * config.grad_accum
         yield Exchange(operation, parallel.tp, count, size, hidden=False)
 
 

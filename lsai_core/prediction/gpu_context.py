@@ -4,7 +4,7 @@
         model = AutoModelForCausalLM.from_config(config)
         for _ in range(3):
             train_step(model)
-    gpu.peak_reserved_gib, gpu.verdict, gpu.by_cause()
+    gpu.peak_reserved_gib, gpu.verdict, gpu.memory
 
 Inside, all tensors are fake: shapes, dtypes and lifetimes are true, and neither arithmetic nor
 memory exists. They take a GPU's way through PyTorch (`gpu_operators.py`, `presented.py`), every
@@ -17,8 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
@@ -52,6 +51,7 @@ from lsai_core.prediction.allocator import (
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
+from lsai_core.prediction.moments import Moment, Moments
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
@@ -72,15 +72,6 @@ SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """GiB that are allocated after one operator."""
-
-    phase: Phase
-    operator: str
-    allocated_gib: float
 
 
 class StepTracker(PurposeTracker):
@@ -349,26 +340,33 @@ class SimulatedGpu(Shown):
             return
         allocated, reserved = self.peak_allocated_gib, self.peak_reserved_gib
         peaks = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved"
-        causes = [*self.by_cause().items()]
+        causes = [*self.memory.items()]
         if smaller := causes[_CAUSES:]:
             rest = sum(size for _, size in smaller)
             causes = [*causes[:_CAUSES], (f"{len(smaller)} smaller ones", rest)]
         heads = ("without workspaces", "GiB")
-        yield Part(f"simulated {self.gpu.name}: {self.verdict}; {peaks}", heads, causes)
+        room = f"{usable_gib(self.gpu):.1f} of {self.gpu.memory_gib:.1f} GiB surely fit"
+        title = f"simulated {self.gpu.name}: {self.verdict}; {peaks}; {room}"
+        yield Part(title, heads, causes)
 
+    @property
     def phases(self) -> dict[str, float]:
         """The peak of each phase, without the libraries' workspaces."""
         return {name: sum(parts.values()) / GIB for name, parts in self._tracker.highest.items()}
 
-    def by_cause(self) -> dict[str, float]:
-        """What the memory at the highest moment was for, the largest first: weights, gradients, the
+    @property
+    def memory(self) -> dict[str, float]:
+        """GiB by cause at the highest moment, the largest first: weights, gradients, the
         optimizer, and results of operators that wait for the backward pass or are in use."""
         highest = max(self._tracker.highest.values(), key=Counter.total, default=Counter[str]())
         return {name: size / GIB for name, size in highest.most_common() if size}
 
-    def timeline(self) -> list[Moment]:
+    @property
+    def moments(self) -> Sequence[Moment]:
         """What was allocated after each operator that changed it."""
-        return [Moment(phase, name, size / GIB) for phase, name, size in self._tracker.moments]
+        return Moments(
+            Moment(phase, name, size / GIB) for phase, name, size in self._tracker.moments
+        )
 
     def _done(self) -> Allocator:
         if self._replayed is None:

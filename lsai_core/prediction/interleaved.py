@@ -34,15 +34,15 @@ _WHAT = {"F", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B"}
 def step_s(config: TrainConfig, busy_s: Sequence[float]) -> float:
     """Seconds of a step whose processes, by rank in the pipeline, compute for `busy_s`.
 
-    A block takes a quarter of its time forward if it is computed a second time for its gradients
-    (2 products backward for each forward), else a third. What a process does beside its blocks, it
+    A block takes a third of its time forward (2 products backward for each forward), or a quarter
+    if it is computed a second time for its gradients. What a process does beside its blocks, it
     does at the end of the model that it has: the loss forward, the embedding backward.
     """
     stages, processes = stages_of(config), config.parallel.pp
     blocks = [sum(map(len, stages[rank::processes])) for rank in range(processes)]
     each_s = [busy / config.grad_accum for busy in busy_s]
     block_s = min(busy / own for busy, own in zip(each_s, blocks, strict=True))
-    forward = 1 / 4 if config.grad_checkpoint == "full" else 1 / 3
+    forward = 1 / (3 + config.computed_again / config.model.n_layers)
     more_s = {
         (len(stages) - 1, "F") if rank == processes - 1 else (rank, "B"): busy - own * block_s
         for rank, (busy, own) in enumerate(zip(each_s, blocks, strict=True))

@@ -338,7 +338,7 @@ def _attention_s(config: TrainConfig, kernel: str | None, speed: Speed) -> float
     forward = (flops.causal_discounted - 6.0 * flops.counted_parameters) / 3.0
     forward *= 1e-12 * config.batch_size * config.grad_accum * length
     forward /= config.parallel.cp * config.parallel.tp
-    repeated = config.grad_checkpoint == "full"
+    repeated = config.computed_again / model.n_layers
     dtype, grouped = compute_dtype(config.precision), model.n_heads != model.n_kv_heads
     window = window if window and window < length else None
     case = Case("cuda", dtype, model.head_dim, window, grouped=grouped, length=length)

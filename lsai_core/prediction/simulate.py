@@ -22,13 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
-from lsai_core.config.train import Fp8Config, TrainConfig
+from lsai_core.config.train import BlockCheckpoint, Fp8Config, TrainConfig
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
 from lsai_core.context.methods import get_method
 from lsai_core.fp8.recipes import linear_names
 from lsai_core.kernels import FakeGpu
-from lsai_core.model.recompute import BlockCheckpoint
 from lsai_core.model.transformer import Block, Transformer, shaped
 from lsai_core.optimizers.base import FactorOptimizer, parts_of
 from lsai_core.optimizers.build import clip_and_update, kept_states, make_states
@@ -246,7 +245,7 @@ class _Simulation:
         """The run's model on the meta device: fp8 layers, fused blocks, sharded; not yet
         compiled."""
         config = self._config
-        model = shaped(config.model, config.attention, grad_checkpoint=config.grad_checkpoint)
+        model = shaped(config.model, config.attention, grad_checkpoint=config.checkpointed)
         self._adapt(model, weight_dtype(config.precision))
         for module in model.modules() if self._on_gpu else ():
             if isinstance(module, nn.RMSNorm):

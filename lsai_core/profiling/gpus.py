@@ -21,6 +21,7 @@ from lsai_core.profiling.passport import Passport, read_passport
 
 OUTSIDE_GIB = 0.6  # of a GPU's memory: the driver's context and the kernels' code
 MARGIN = 0.03  # a share of a GPU's memory: predictions of reserved memory are that true
+SMALL_GIB = 10.0  # below, their errors do not shrink: compilers' and kernels' own buffers
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ ALL_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, _ in _TABLE)
 GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, shown in _TABLE if shown)
 
 _UNITS = {"g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}  # bytes
-_SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?")
+_SIZE = re.compile(rf"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*({'|'.join(_UNITS)})?")
 _LARGEST = 100_000  # GiB; a size beyond it is no size
 _SEVERAL = re.compile(r"\s*(\d+)\s*[x*]\s*([a-z].*)", re.IGNORECASE)
 # A slice of a GPU, as the driver names it at the end: "NVIDIA A100-SXM4-80GB MIG 3g.40gb".
@@ -128,7 +129,9 @@ def find_gpu(name: str) -> Gpu:
     for gpu in ALL_GPUS:
         if wanted in _names(gpu) or gpu.is_called(name.strip()):
             return gpu
-    if 0 < (gib := _size(name)) <= _LARGEST:
+    if (gib := _size(name)) is not None:
+        if not 0 < gib <= _LARGEST:
+            raise UserError(f"unknown GPU {name!r}; its memory is a number of GiB: 24 or 24GiB")
         return Gpu(f"GPU with {gib:.4g} GiB", "", gib, 0, 0, False)
     if several := _SEVERAL.fullmatch(name):
         number, one = several.groups()
@@ -171,10 +174,10 @@ def measured_gpu(passport: Passport, file: str) -> Gpu:
     return replace(found, driver_name=device.name, passport=passport, passport_file=file)
 
 
-def _size(name: str) -> float:
-    """GiB of a size; 0 if `name` is none."""
+def _size(name: str) -> float | None:
+    """GiB of a size; None if `name` is none."""
     size = _SIZE.fullmatch(name.strip().lower())
-    return float(size[1]) * _UNITS[size[2] or "gib"] / 2**30 if size else 0.0
+    return float(size[1]) * _UNITS[size[2] or "gib"] / 2**30 if size else None
 
 
 def _names(gpu: Gpu) -> set[str]:
@@ -213,4 +216,14 @@ def _slice(whole: str, processors: int, gb: int, name: str) -> Gpu:
 
 def usable_gib(gpu: Gpu, margin: float = MARGIN) -> float:
     """What a run may need and surely fit; a share `margin` of the memory stays free."""
-    return (1 - margin) * gpu.memory_gib - OUTSIDE_GIB
+    return gpu.memory_gib - spare_gib(gpu.memory_gib, margin) - OUTSIDE_GIB
+
+
+def spare_gib(memory_gib: float, margin: float = MARGIN) -> float:
+    """What stays free of `memory_gib`: a share of it, and not less than that of `SMALL_GIB`."""
+    return margin * max(memory_gib, SMALL_GIB)
+
+
+def enough_gib(needed_gib: float, margin: float = MARGIN) -> float:
+    """The smallest memory of which `needed_gib` are left, beside what stays free."""
+    return max(needed_gib / (1 - margin), needed_gib + margin * SMALL_GIB)

@@ -189,7 +189,7 @@ class StepWatch:
         return self._device.type == "cuda"
 
     @property
-    def moments(self) -> list[Moment]:
+    def live_moments(self) -> list[Moment]:
         """The watched step, moment by moment; none while it has not ended."""
         return self._tracker.moments if self.steps > MEMORY_STEP else []
 
@@ -197,7 +197,7 @@ class StepWatch:
     def phases_gib(self) -> dict[str, float]:
         """The peak of live tensors in each phase."""
         peaks: dict[str, float] = {}
-        for moment in self.moments:
+        for moment in self.live_moments:
             size = sum(moment.bytes_of.values()) / GIB
             peaks[moment.phase] = max(size, peaks.get(moment.phase, 0.0))
         return {phase: peaks[phase] for phase in PHASES if phase in peaks}
@@ -205,9 +205,9 @@ class StepWatch:
     @property
     def causes_gib(self) -> dict[str, float]:
         """What was live at the highest moment, by cause."""
-        if not self.moments:
+        if not self.live_moments:
             return {}
-        highest = max(self.moments, key=lambda moment: sum(moment.bytes_of.values())).bytes_of
+        highest = max(self.live_moments, key=lambda moment: sum(moment.bytes_of.values())).bytes_of
         return {cause: highest[cause] / GIB for cause in CAUSES if highest.get(cause)}
 
     @property

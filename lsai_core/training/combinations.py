@@ -15,13 +15,13 @@ from pydantic import BaseModel
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, file_adds, names, own
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.strict import validated
 from lsai_core.config.train import (
     LOSSES,
     MOST_TOKENS,
     TENSOR_CLASSES,
     OptimConfig,
-    ParallelConfig,
     TrainConfig,
 )
 
@@ -142,7 +142,29 @@ def _refusal_of_sharing(config: TrainConfig) -> str | None:
     return None
 
 
+def _refusal_of_blocks(config: TrainConfig) -> str | None:
+    first, layers = config.checkpoint_blocks, config.model.n_layers
+    mode, others = config.grad_checkpoint, config.checkpoint_others
+    if first is None:
+        if others == "none":
+            return None
+        return (
+            f"checkpoint_others={others} is for the blocks that checkpoint_blocks leaves; say how "
+            "many blocks do grad_checkpoint"
+        )
+    if first >= layers or mode == others:
+        return (
+            f"checkpoint_blocks={first} of {layers} layers must leave blocks that do otherwise "
+            f"(grad_checkpoint {mode}, checkpoint_others {others}); use null for all"
+        )
+    if config.saved_inputs == "host":
+        return "saved_inputs: host moves the inputs of all blocks; leave out checkpoint_blocks"
+    return None
+
+
 def _refusal_of_activations(config: TrainConfig) -> str | None:
+    if (reason := _refusal_of_blocks(config)) is not None:
+        return reason
     if config.saved_inputs == "host" and config.grad_checkpoint == "none":
         return (
             "saved_inputs: host moves what gradient checkpointing keeps; use grad_checkpoint "

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
-from lsai_core.config.train import MOST_PROCESSES
+from lsai_core.config.parallel import MOST_PROCESSES
 from lsai_core.model.hf import save_hf
 from lsai_core.model.rows import out_of_order, row_order
 from lsai_core.model.transformer import Transformer

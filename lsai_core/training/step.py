@@ -66,7 +66,7 @@ def require(config: TrainConfig, device: torch.device) -> str:
     anything is built."""
     recipes.require(config.fp8.recipe, device)
     compiler.require(config.compile, device)
-    if config.parallel.tp > 1 and config.compile and config.grad_checkpoint == "full":
+    if config.parallel.tp > 1 and config.compile and config.computed_again:
         from lsai_core.parallel.tensor import require_recomputation
 
         require_recomputation()
@@ -93,7 +93,7 @@ def prepare_model(config: TrainConfig, device: torch.device) -> Transformer:
         model = build_model(
             config.model,
             config.attention,
-            grad_checkpoint=config.grad_checkpoint,
+            grad_checkpoint=config.checkpointed,
             device=device,
             dtype=weight_dtype(config.precision),
             seed=config.seed,

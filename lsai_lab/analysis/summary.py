@@ -2,7 +2,8 @@
 one figure, when two variants are equal, what "best" means. Nothing here displays.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,6 +21,7 @@ from lsai_lab.runs.result_names import require_known
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
 VARIANT = ("machine", "variant", "label")
+_FACTS = ("outcome", "reason", "run")  # of a row's first run
 _APART = ("study", "part")  # runs of two of these are no repeats of each other
 
 
@@ -37,8 +39,10 @@ def summarize(
 ) -> pd.DataFrame:
     """One row per variant and machine, in the order of `runs`: `by`, `n` (good repeats with a
     value, the most of any metric), `outcome` (ok if any ended so), `reason`, `run` (the folder of
-    the first run with a value of the first metric that any has), and for each metric its figure
-    over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run has it.
+    the first run with a value of the first metric that any has), `disturbed` (how many of the good
+    repeats shared their machine or spread far, so that their speeds compare poorly), and for each
+    metric its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no
+    good run has it.
 
     The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
     the same settings but for the seed. So `study` and `part` split the rows, too, as columns, where
@@ -58,7 +62,7 @@ def summarize(
         row: dict[str, Any] = dict(zip(groups, names, strict=True))
         rows.append(row | _figures(group, values.loc[group.index]))
     found = [f"{metric}{end}" for metric in metrics for end in ENDS]
-    frame = Frame(rows, columns=[*groups, "n", "outcome", "reason", "run", *found])
+    frame = Frame(rows, columns=[*groups, "n", *_FACTS, "disturbed", *found])
     # a part that measures other things adds no row to a variant that another part tells
     told = frame.groupby(by, sort=False)["n"].transform("max") > 0
     return frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
@@ -82,7 +86,10 @@ def _figures(group: pd.DataFrame, values: pd.DataFrame) -> dict[str, Any]:
     shown = next((there[name] for name in there if there[name].any()), good)
     first = group[shown if shown.any() else ~good].iloc[0]
     row: dict[str, Any] = {"n": int(max(there.sum(), default=good.sum()))}
-    row |= {name: first[name] for name in ("outcome", "reason", "run")}
+    row |= {name: first[name] for name in _FACTS}
+    row["disturbed"] = (
+        int(group.loc[good, "disturbed"].notna().sum()) if "disturbed" in group else 0
+    )
     for metric in values:
         found = values[metric].dropna()
         row[metric] = over_repeats(metric, found) if len(found) else float("nan")
@@ -92,9 +99,9 @@ def _figures(group: pd.DataFrame, values: pd.DataFrame) -> dict[str, Any]:
 
 def with_range(rows: pd.DataFrame, metric: str, over: float, spec: str) -> pd.Series:
     """`metric` of rows of `summarize` over a number, with the range of the repeats in brackets,
-    each value by the format `spec`."""
+    each by the format `spec`, whose unit (`x`, `%`) stands once: `1.43x (1.43 to 1.44)`."""
     value, low, high = ((rows[f"{metric}{end}"] / over).map(spec.format) for end in ENDS)
-    return value + " (" + low + " to " + high + ")"
+    return value + " (" + low.str.rstrip("x%") + " to " + high.str.rstrip("x%") + ")"
 
 
 def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series:
@@ -123,11 +130,15 @@ def equal_to_best(
     rows: pd.DataFrame, metric: str, *, larger: bool = True, within: float = SESSION_SPREAD
 ) -> pd.DataFrame:
     """The rows that nothing beats: the best one and those that cannot be told from it, best first.
+    Where `rows` have a column `machine`, those of each machine: two machines do not compare.
 
     Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
     (`<metric>_low`, `<metric>_high`).
     """
     require_columns([metric], rows)
+    if _of_several_machines(rows):
+        each = functools.partial(equal_to_best, metric=metric, larger=larger, within=within)
+        return _by_machine(rows, each)
     rows = rows.dropna(subset=[metric]).sort_values(metric, ascending=not larger, kind="stable")
     if rows.empty:
         return rows
@@ -144,8 +155,12 @@ def pareto(
     rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, same: float = 0.01
 ) -> pd.DataFrame:
     """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of
-    two rows whose costs differ by less than `same` only the better one."""
+    two rows whose costs differ by less than `same` only the better one. Where `rows` have a column
+    `machine`, one front a machine: two machines do not compare."""
     require_columns([cost, gain], rows)
+    if _of_several_machines(rows):
+        each = functools.partial(pareto, cost=cost, gain=gain, larger=larger, same=same)
+        return _by_machine(rows, each)
     ordered = rows.dropna(subset=[cost, gain]).sort_values(
         [cost, gain], ascending=[True, not larger]
     )
@@ -156,6 +171,15 @@ def pareto(
             front.pop()
         front.append(row)
     return rows.loc[front]
+
+
+def _of_several_machines(rows: pd.DataFrame) -> bool:
+    return "machine" in rows and rows["machine"].nunique() > 1
+
+
+def _by_machine(rows: pd.DataFrame, choose: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """What is chosen of each machine's rows, below each other."""
+    return pd.concat([choose(own) for _, own in rows.groupby("machine", sort=False)])
 
 
 def require_columns(names: Iterable[str], frame: pd.DataFrame) -> None:

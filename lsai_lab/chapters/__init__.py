@@ -1,8 +1,17 @@
-"""What single chapters of the book compute from records, where it is more than a few lines; they
-use it as `lab.<name>`, as they do the following names, which the Tab key does not offer.
+"""What only chapters of the book use, as `lab.<name>`, and the Tab key does not offer: what single
+ones compute from records, where it is more than a few lines, and what many of them say and draw.
+
+Sentences:
+
+    speed = lab.number(3.96, "{:.2f}x", run)    a number that the text has as [3.96x](#speed)
+    say("...")                           a sentence with computed numbers
+    run_link(text, run)                  a link to the page of a run
+    parameters(name)                     the file params/<name>.yaml
 
 Pictures:
 
+    panels, loss_chart                   several charts side by side; losses over the steps
+    PALETTE, COLORS                      the report's colours
     thousands                            an axis in thousands
     GPU_COLORS, MARKERS, series_style(n) a GPU's colour; markers; colour and marker of series n
     number_map                           a table of numbers coloured by value
@@ -11,11 +20,14 @@ Your machine:
 
     own_runs, own_counts, own_ends       your runs; how they ended, and why
     own_rates                            the rates of your machine
-    or_nothing                           a table, or a sentence where nothing ran here yet
+    or_nothing                           a table, with a row "none yet" where nothing ran here
     own_ratios, own_chart                your ratios beside the recorded ones
 
 Analysis, from frames to frames and numbers:
 
+    over_repeats, spread                 one figure from repeats, and how far they scatter
+    with_range                           a figure with the range of its repeats, as text
+    with_cost                            energy and money for a billion tokens
     half_width                           half a 95% interval of differences, seed by seed
     text_read                            tokens of a run, distinct ones, passes over its text
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
@@ -74,7 +86,7 @@ Many nodes:
 How much to believe:
 
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
-    claims_with, all_claims, sessions    claims with a verdict, and all; the labels of the records
+    claims_with, all_claims              claims with a verdict, and all
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
     published_speeds                     what others published for a model of 8 B
     peer_savings                         the leads beside what our kernels save
@@ -89,8 +101,12 @@ One sequence on several GPUs:
 
 # By the module that defines them.
 NAMES = {
-    "lsai_lab.report.charts": ("thousands",),
-    "lsai_lab.report.colors": ("GPU_COLORS",),
+    "lsai_lab.report.load": ("parameters",),
+    "lsai_lab.report.show": ("run_link", "say"),
+    "lsai_lab.report.numbers": ("number",),
+    "lsai_lab.report.loss_chart": ("loss_chart",),
+    "lsai_lab.report.charts": ("panels", "thousands"),
+    "lsai_lab.report.colors": ("COLORS", "GPU_COLORS", "PALETTE"),
     "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.yours": (
         "own_runs",
@@ -103,7 +119,15 @@ NAMES = {
     ),
     "lsai_lab.report.style": ("MARKERS", "series_style"),
     "lsai_lab.report.predicted": ("run_predictions", "prediction_table", "tried_predictions"),
-    "lsai_lab.analysis.summary": ("SESSION_SPREAD", "block_times", "kept_inputs"),
+    "lsai_lab.analysis.cost": ("with_cost",),
+    "lsai_lab.analysis.summary": (
+        "SESSION_SPREAD",
+        "block_times",
+        "kept_inputs",
+        "over_repeats",
+        "spread",
+        "with_range",
+    ),
     "lsai_lab.analysis.ideal_step": ("ideal_of",),
     "lsai_lab.analysis.attention": (
         "HEADS",
@@ -170,7 +194,6 @@ NAMES = {
         "all_claims",
         "claims_with",
         "one_setting",
-        "sessions",
         "speed_noise",
     ),
     "lsai_lab.analysis.peers": (

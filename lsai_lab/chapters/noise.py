@@ -7,6 +7,7 @@ import pandas as pd
 
 from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.claims.declared import load_claims
+from lsai_lab.claims.evaluate import VERDICTS
 from lsai_lab.claims.words import claims_table
 
 _REPEATS = ["machine", "study", "part", "variant"]
@@ -89,35 +90,30 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     return rows.assign(missed=np.abs(worst / limits - 1))
 
 
-def sessions(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per label of the records (`runs`: all recorded ones): its `GPU`, the most GPUs in a
-    run, the days, and how many runs there are."""
-    labels = runs.groupby("machine")
-    days = pd.to_datetime(runs["started"].str[:10]).dt.strftime("%b %d").str.replace(" 0", " ")
-    ends = runs["started"].groupby(runs["machine"]).agg(["idxmin", "idxmax"])
-    found = labels.agg(GPU=("gpu", "first"), most=("env.gpu_count", "max"))
-    found = found.rename(columns={"most": "most GPUs in a run"})
-    found["days"] = [" to ".join(dict.fromkeys(days[[*pair]])) for pair in ends.to_numpy()]
-    found["runs"] = labels.size()
-    return found.reset_index(names="label")
+def _short_days(days: pd.Series) -> pd.Series:
+    """Days as `Nov 3`."""
+    return days.dt.strftime("%b %d").str.replace(" 0", " ")
 
 
 def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
-    """Every claim of `lab.judged()` in words, those that did not hold first, then by `places`
-    (claim or study -> section): `claim`, `verdict` (bold where not held), `bound`, `measured`,
-    `bound set`, `first run`, `section`, `run`."""
+    """Every claim of `lab.judged()` in words, by verdict (what held comes last) and then in the
+    order of `places` (claim or study -> section): `claim`, `verdict` (bold where not held),
+    `bound`, `measured`, `bound set`, `first run` (days), `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
     rows = claims_table(found, declared)
     rows = rows.rename(columns={"bound_set": "bound set", "first_run": "first run"})
+    for name in ("bound set", "first run"):
+        rows[name] = _short_days(pd.to_datetime(rows[name], errors="coerce")).fillna("–")
+    rows["kind"] = rows["verdict"].map([*VERDICTS[1:], VERDICTS[0]].index)
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [
         places.get(name, places.get(study, places[""])) for name, study in studies.items()
     ]
-    states = found["name"].str.startswith("states_")
-    rows["section"] = rows["section"].mask(states, places["states"])
-    order = rows["section"].map([*dict.fromkeys(places.values())].index)
-    rows = rows.assign(held=found["held"], order=order)
-    return rows.sort_values(["held", "order"], kind="stable", ignore_index=True)
+    for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8")):
+        begins = found["name"].str.startswith(beginning)
+        rows["section"] = rows["section"].mask(begins, places[study])
+    rows["order"] = rows["section"].map([*dict.fromkeys(places.values())].index)
+    return rows.sort_values(["kind", "order"], kind="stable", ignore_index=True)

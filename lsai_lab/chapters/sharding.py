@@ -30,9 +30,9 @@ COMPARED = [
 ]
 WAYS = {
     "eager_1": "eager, 1 GPU",
-    "eager_2": "eager, 2",
-    "auto_1": "fused, 1",
-    "auto_2": "fused, 2",
+    "eager_2": "eager, 2 GPUs",
+    "auto_1": "fused, 1 GPU",
+    "auto_2": "fused, 2 GPUs",
 }
 
 
@@ -91,9 +91,9 @@ def sharded_peers(runs: pd.DataFrame) -> pd.DataFrame:
         row = {"setting": setting, "claim": claim, "run": groups["run"].first()[host, ours]}
         for name, variant in (("ours", ours), ("torchtitan", titan)):
             row[f"{name} (tokens/s)"] = speed[host, variant]
-            row[f"{name} (GiB reserved)"] = memory[host, variant]
+            row[f"{name}, reserved (GiB)"] = memory[host, variant]
         rows.append(row)
-    names = [f"{name} ({unit})" for unit in ("tokens/s", "GiB reserved") for name in PEERS]
+    names = [f"{name}{what}" for what in (" (tokens/s)", ", reserved (GiB)") for name in PEERS]
     return pd.DataFrame(rows)[["setting", *names, "claim", "run"]]
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.files import read_jsonl
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.precision import weight_dtype
-from lsai_core.config.train import ParallelConfig, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import reading_root
 
 # As the chapter names them; TP and CP are tensor and context parallelism.

@@ -100,11 +100,12 @@ def _interval(claim: Claim, row: Any) -> str:
 
 def _around(claim: Claim, low: float, high: float) -> str:
     """An interval as its mean with its sign and half its width, to the same place: two digits of
-    the half; empty without one."""
+    the half, one of a half below 0.01; empty without one."""
     if pd.isna(low):
         return ""
     unit, scale = ("%", 100) if claim.kind == "relative_interval" else ("", 1)
     mean, half = scale * (high + low) / 2, scale * (high - low) / 2
-    places = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 1
+    first = math.floor(math.log10(half)) if half > 0 else 0
+    places = max(0, int(half == 0 or half >= 0.01) - first)
     sign = "−" if round(mean, places) < 0 else "+"
     return f"{sign}{abs(mean):.{places}f}{unit} ± {half:.{places}f}{unit}"

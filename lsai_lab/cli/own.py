@@ -11,7 +11,8 @@ from lsai_core.base.files import flatten
 from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value
-from lsai_lab.runs.difference import Difference, difference, differing, differing_settings
+from lsai_lab.runs.departures import departures
+from lsai_lab.runs.difference import RESULTS, Difference, difference, differing, in_unit
 from lsai_lab.runs.find import find_folder, machine_of, opened, repeats_of, which_repeat
 from lsai_lab.runs.records import Run, find_runs, name_in
 from lsai_lab.runs.session import Session, current_runs
@@ -50,7 +51,7 @@ def list_runs(
         runs = _with_setting(runs, pair)
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
     planned = {run.folder for run in current_runs(session)}
-    differ = differing_settings(runs)
+    differ = departures(runs, session)
     rows = [
         _row(run, run.folder in planned, differ[run.folder])
         for run in sorted(runs, key=lambda run: run.summary.started)
@@ -105,14 +106,15 @@ def compare_two(
 
 
 def _beside(found: Difference, key: str) -> dict[str, Any]:
-    """A line of the comparison: of two numbers the second over the first, too."""
-    name, *values, ratio = found.beside(key)
+    """A line of the comparison."""
+    line = found.beside(key)
+    values = [in_unit(line.what, value) for value in (line.first, line.second)]
     shown = [v if v is None or isinstance(v, float) else str(v) for v in values]
     return {
-        "what": name,
+        "what": RESULTS.get(line.what, line.what),
         "first": shown[0],
         "second": shown[1],
-        "second / first": "" if ratio is None else f"{ratio:.3g}x",
+        "change": line.change,
     }
 
 

@@ -39,7 +39,7 @@ BudgetOption = Annotated[
 MarginOption = Annotated[
     float,
     typer.Option(
-        help="Share of the memory that stays free, for predictions are that true.",
+        help="Share of the memory (of 10 GiB at least) that stays free: predictions are that true.",
     ),
 ]
 NumericsOption = Annotated[

@@ -16,7 +16,8 @@ from lsai_lab.cli import options as opt
 from lsai_lab.cli.options import names, overrides_from
 from lsai_lab.cli.tables import counts, say, shortened, table
 from lsai_lab.interactive.planning import about
-from lsai_lab.runs.difference import RESULTS, differing_settings, in_unit, planned_profile
+from lsai_lab.runs.departures import departures
+from lsai_lab.runs.difference import RESULTS, in_unit, planned_profile
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run, call, find_runs, is_finished, recorded_runs, runs_frame
 from lsai_lab.runs.session import Session, current_runs
@@ -225,7 +226,7 @@ def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
         return print(
             frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
         )
-    settings = differing_settings(runs)
+    settings = departures(runs, Session())
     frame["settings"] = [settings[run.folder] for run in runs]
     less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %")
     for place, rows in frame.groupby(["machine", "study", "part"], sort=False):

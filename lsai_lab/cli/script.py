@@ -25,7 +25,7 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
     """
     _require(path)
     found = _run(path, arguments, gpu)
-    if not found.by_cause():
+    if not found.memory:
         raise UserError(
             f"--script {path} made no tensor on a GPU; does it need arguments (-- ...)?"
         )
@@ -91,8 +91,8 @@ def _figures(found: Any) -> dict[str, Any]:
         "verdict": found.verdict,
         "allocated_gib": found.peak_allocated_gib,
         "reserved_gib": found.peak_reserved_gib,
-        "phases_gib": found.phases(),
-        "causes_gib": found.by_cause(),
+        "phases_gib": found.phases,
+        "causes_gib": found.memory,
     }
 
 

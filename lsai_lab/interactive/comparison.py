@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,19 +14,28 @@ from lsai_core.base.tables import Part, as_text, value
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of
-from lsai_lab.runs.difference import RESULTS, Difference, difference, differing, in_unit
+from lsai_lab.runs.difference import (
+    RESULTS,
+    Difference,
+    change_words,
+    difference,
+    differing,
+    several_peaks,
+)
 from lsai_lab.runs.find import machine_of, opened, repeats_of, which_repeat
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.records import Run, name_in
 
-_HEADS = ("what", "first", "second", "second / first")
+_NUMBERS = ("second / first", "second - first")
+_HEADS = ("what", "first", "second", *_NUMBERS)
 _RANGES = (*_HEADS, "range of first", "range of second")
 
 
 class Comparison(Shown):
-    """What two runs differ in, as frames (`settings`, `results`, `rest`: what, first, second and
-    the ratio; `repeats`: of losses the means, of all else the medians over the repeats of each,
-    with their ranges), and `plot()`, their curves."""
+    """What two runs differ in, as frames (`settings`, `results`, `rest`: what, as `lab.load` calls
+    it, first, second and the ratio, of losses the difference; `repeats`: of losses the means, of
+    all else the medians over the repeats of each, with their ranges), and `plot()`, their
+    curves."""
 
     def __init__(self, first: Run, second: Run) -> None:
         self._runs = (first, second)
@@ -34,9 +44,23 @@ class Comparison(Shown):
         self.results = self._frame(self._found.results)
         self.rest = self._frame(self._found.rest)
         self._repeats = tuple(map(repeats_of, self._runs))
-        several = max(map(len, self._repeats)) > 1
+        several = max(map(len, self._repeats)) > 1 and not self._same
         rows = [self._over_repeats(name) for name in RESULTS] if several else []
         self.repeats = Frame([row for row in rows if row], columns=list(_RANGES))
+
+    @property
+    def _same(self) -> str:
+        """That the two are one run, or repeats of one setting; else nothing."""
+        if self._runs[0].folder.resolve() == self._runs[1].folder.resolve():
+            return "both are the same run"
+        of_one = self._runs[1].folder in [run.folder for run in self._repeats[0]]
+        return "these are two repeats of one setting" if of_one else ""
+
+    @property
+    def _peaks(self) -> str:
+        """Why the MFU of all the repeats do not compare; empty if they do."""
+        runs = [run for runs in self._repeats for run in runs]
+        return several_peaks(run.summary.results.get("mfu_peak_tflops") for run in runs)
 
     def _frame(self, keys: list[str]) -> pd.DataFrame:
         return Frame([self._found.beside(key) for key in keys], columns=list(_HEADS))
@@ -44,15 +68,17 @@ class Comparison(Shown):
     def _over_repeats(self, name: str) -> tuple[object, ...]:
         """A line of `repeats`; empty where one of the two has no such result."""
         found = [
-            pd.Series([in_unit(name, run.summary.results.get(name)) for run in runs]).dropna()
+            pd.Series([run.summary.results.get(name) for run in runs]).dropna()
             for runs in self._repeats
         ]
         if any(values.empty for values in found):
             return ()
         one, other = (over_repeats(name, values) for values in found)
-        ratio = other / one if self._found.beside(f"results.{name}")[3] is not None else None
+        change = self._found.change(name, one, other)
+        if name == "mfu" and self._peaks:
+            change = (None, None)
         ranges = (f"{value(float(each.min()))} to {value(float(each.max()))}" for each in found)
-        return (RESULTS[name], one, other, ratio, *ranges)
+        return (name, one, other, *change, *ranges)
 
     def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> Figure:
         """Draw both runs' curves: see `lab.curves`."""
@@ -66,27 +92,31 @@ class Comparison(Shown):
                 ("first", "second"), self._runs, self._repeats, strict=True
             )
         ]
-        parts = [Part("", ("", "run", "machine", "outcome"), names)]
+        parts = [Part("", ("", "run", "machine", "outcome"), names, note=self._same)]
         many = " and ".join(str(len(repeats)) for repeats in self._repeats)
         over = f"Over {many} repeats (losses: mean, all else: median)"
-        for title, heads, frame, folded, note in (
-            (differing(len(self.settings), "setting"), _HEADS, self.settings, False, ""),
-            ("Results", _HEADS, self.results, False, self._found.remark),
-            (over, _RANGES, self.repeats, False, ""),
-            (differing(len(self.rest), "other fact"), _HEADS, self.rest, True, ""),
+        apart = "" if self._same else differing(len(self.settings), "setting")
+        peaks = self._peaks if len(self.repeats) else ""
+        for title, frame, folded, note in (
+            (apart, self.settings, False, ""),
+            ("Results", self.results, False, self._found.remark),
+            (over, self.repeats, False, peaks),
+            (differing(len(self.rest), "other fact"), self.rest, True, ""),
         ):
-            if heads == _HEADS or len(frame):
+            if len(frame) or note or title == apart != "":
                 rows = frame.astype(object).where(frame.notna(), None).values.tolist()
-                parts.append(Part(title, heads, [_with_ratio(row) for row in rows], folded, note))
+                heads = [name for name in frame if name not in _NUMBERS]
+                heads.insert(3, "change")
+                parts.append(Part(title, heads, [_with_change(row) for row in rows], folded, note))
         return parts
 
     def __repr__(self) -> str:
         return as_text([part for part in self.shown() if not part.folded])
 
 
-def _with_ratio(row: list[object]) -> list[object]:
-    what, first, second, ratio, *ranges = row
-    return [what, first, second, f"{ratio:.3g}x" if isinstance(ratio, float) else "", *ranges]
+def _with_change(row: list[Any]) -> list[object]:
+    what, first, second, ratio, difference, *ranges = row
+    return [what, first, second, change_words(ratio, difference), *ranges]
 
 
 def _who(run: Run, repeats: list[Run]) -> tuple[str, str, str]:

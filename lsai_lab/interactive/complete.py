@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
+import lsai_core
 import lsai_lab
 from lsai_core.attention.choice import BACKENDS
 from lsai_core.base.plugins import names, own
@@ -67,9 +68,10 @@ def completions(text: str, shell: Names) -> tuple[str, list[str]]:
 
 
 def _behind_a_dot(node: ast.expr, word: str, shell: Names) -> list[str]:
-    """What an object of `lab` has, without what its base classes have for others."""
+    """What `lab`, the core or an object of theirs has, without what is there for others."""
     found = value_of(node, shell)
-    there = dir(found) if isinstance(found, Shown | Strict | Results) else []
+    is_ours = found is lsai_lab or found is lsai_core
+    there = dir(found) if is_ours or isinstance(found, Shown | Strict | Results) else []
     return [name for name in there if name.startswith(word) and (word[:1] == "_" or name[0] != "_")]
 
 

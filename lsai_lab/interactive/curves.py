@@ -19,7 +19,7 @@ from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 from lsai_lab.runs.difference import settings_apart
-from lsai_lab.runs.find import machine_of, opened
+from lsai_lab.runs.find import machine_of, opened, seed_of
 from lsai_lab.runs.records import Run, name_in
 
 # How an axis is called; a column without an entry has its own name.
@@ -40,7 +40,6 @@ _WORDS = {
 COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MOST_LINES = 20  # of a picture
-_REPEAT = 3  # its place among the facts of a legend
 _MARKED = 40  # points: with fewer, each has a marker
 
 
@@ -61,7 +60,10 @@ def curves(
     if not asked:
         raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
     if len(asked) > _MOST_LINES:
-        raise UserError(f"those are {len(asked)} runs; a picture takes at most {_MOST_LINES}")
+        raise UserError(
+            f"those are {len(asked)} runs; a picture takes at most {_MOST_LINES}: choose some, as "
+            f"lab.curves(runs.query(\"variant == 'bf16'\")), or runs.head({_MOST_LINES})"
+        )
     frames = dict(zip(_labels(asked), map(steps, asked), strict=True))
     columns = listed(y)
     drawn = _drawn(frames, columns, x, smooth)
@@ -90,7 +92,7 @@ def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
 
 def _labels(runs: Sequence[AnyRun]) -> list[str]:
     """What each run is called in the legend: its given name, or its label with what tells it from
-    the others of that label: machine, settings, part, repeat, else its key."""
+    the others of that label: machine, settings, part, seed, else its key."""
     records = [opened(folder_of(run)) for run in runs]
     apart = settings_apart(records)
     labels = [_called(record) for record in records]
@@ -111,16 +113,15 @@ def _called(record: Run) -> str:
 def _facts(record: Run, settings: dict[str, str]) -> tuple[str, ...]:
     which = record.summary.id
     changed = ", ".join(f"{key}={value}" for key, value in settings.items())
-    return (machine_of(record.folder) or "own", changed, which.part, str(which.repeat), which.key)
+    return (machine_of(record.folder) or "own", changed, which.part, seed_of(record), which.key)
 
 
 def _told_apart(facts: Sequence[tuple[str, ...]]) -> list[str]:
     """Of each run the first facts that, together, no other run has."""
     told = [""] * len(facts)
-    for place, values in enumerate(zip(*facts, strict=True)):
+    for values in zip(*facts, strict=True):
         if len({*told}) < len(told) and len({*values}) > 1:
-            words = [f"repeat {int(each) + 1}" if place == _REPEAT else each for each in values]
-            told = [", ".join(filter(None, pair)) for pair in zip(told, words, strict=True)]
+            told = [", ".join(filter(None, pair)) for pair in zip(told, values, strict=True)]
     return told
 
 

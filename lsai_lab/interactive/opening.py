@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint
+from lsai_core.base.files import flatten
 from lsai_core.config.strict import Strict, validated
 from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_part
 from lsai_lab.interactive.run import Run
@@ -64,7 +65,7 @@ def open_run(
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}
     parameters = validated(_Parameters, {**given, "overrides": as_mapping(overrides)}, "parameters")
     _refuse_unknown_parameters()
-    session, told = Session(parameters.profile or None), about(name, tags, note)
+    session, called = Session(parameters.profile or None), about(name, tags, note)
     require_runs(session.runs_root)
     if folder:
         return Run(repo_root() / folder)
@@ -77,15 +78,25 @@ def open_run(
             f"part {part} of study {study} does not measure {variant}; it measures {known}"
         )
     if not is_finished(plan[0].folder):
-        changed = f", overrides {parameters.overrides}" if parameters.overrides else ""
+        told = parameters.overrides
+        if isinstance(overrides, Strict):  # a whole config: what it changes
+            usual = session.plan(study, only=[variant], parts=[part])[0]
+            told = _changes(usual.config, plan[0].config)
+        changed = f", overrides {told}" if told else ""
         where = (
             f"study {study}, variant {variant}, part {part}, profile "
             f"{session.profile.profile}{changed}"
         )
         write_plan(plan[0], f"notebook, {where}")
-    _say_whose_name(told.get("name"), plan[0].folder)
-    call(plan[0].folder, told)
+    _say_whose_name(called.get("name"), plan[0].folder)
+    call(plan[0].folder, called)
     return Run(plan[0].folder)
+
+
+def _changes(usual: Strict, config: Strict) -> dict[str, Any]:
+    """The settings by dotted key in which `config` is another than `usual`."""
+    before, after = (flatten(each.model_dump(mode="json")) for each in (usual, config))
+    return {key: value for key, value in after.items() if before.get(key) != value}
 
 
 def _which(study: Any, variant: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from lsai_lab.runs.frames import Frame
 
 class Planned(Shown):
     """A plan: `answer` in words, `config` (None: nothing fits), `reasons` for each choice, and
-    `settings`, the chosen one and the next best with `reserved_gib` and `tokens_per_s`."""
+    `settings`, the chosen one and the next best with `reserved_gib` and `tokens_per_s`; `remarks`:
+    what one may not have asked for."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, remarks: Sequence[str]) -> None:
         found = told(plan)
+        self.remarks = list(remarks)
         self.found = found
         self.answer: str = found["answer"]
         self.config: TrainConfig | None = plan.chosen.config if plan.chosen else None
@@ -46,7 +48,7 @@ class Planned(Shown):
         because = [(row["chosen"], row["reason"]) for row in self.found["reasons"]]
         heads = ("setting", "GiB", "tokens/s", "why")
         return [
-            Part(self.answer, ("choice", "why"), because),
+            Part(self.answer, ("choice", "why"), because, note="; ".join(self.remarks)),
             Part("The next best", heads, self.settings.values.tolist()[1:]),
         ]
 
@@ -74,7 +76,8 @@ def plan(
     name a `study` and `variant`, or that folder with `hf`. `tokens` of an optimizer step, such as
     131072, in sequences of `seq_len`; a study has its own. `gpu`: a name as in `lsai plan`, or its
     memory (24, in GiB); `budget`: GiB that a GPU's allocator may reserve; `gpus` share the model.
-    `numerics`: fp32, harmless or fp8. `margin`: the share of the memory that stays free.
+    `numerics`: fp32, harmless or fp8. `margin`: the share of the memory (of 10 GiB at
+    least) that stays free.
     `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
     rates times are made of. Raises UserError for what cannot be asked.
     """
@@ -101,4 +104,4 @@ def plan(
             passport=None if passport is None else Path(passport),
         )
         with shown_tries(sys.stdout, hidden=PAGE_FOLDER in os.environ) as on_next:
-            return Planned(question.answer(on_next))
+            return Planned(question.answer(on_next), question.remarks)

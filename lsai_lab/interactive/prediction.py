@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -34,15 +34,19 @@ _WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_
 
 class Predicted(Shown):
     """A prediction: `answer` in words, `config`, and in GiB `peak_gib`, `needs_gib` (what the
-    allocator must have), `parts` (the peak by cause) and `phases`; `gpus`: one row a GPU."""
+    allocator must have), `memory` (the peak by cause) and `phases` (the peak of each); `gpus`: one
+    row a GPU; `remarks`: what one may not have asked for."""
 
-    def __init__(self, config: TrainConfig, found: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: TrainConfig, found: Mapping[str, Any], remarks: Sequence[str] = ()
+    ) -> None:
         self.config = config
+        self.remarks = list(remarks)
         self.answer: str = found["answer"]
         self.peak_gib: float = found["peak_gib"]
         self.needs_gib: float = found["needs_gib"]
         self.host_gib: float = found["host_gib"]
-        self.parts = Values(found["parts_gib"], name="GiB")
+        self.memory = Values(found["parts_gib"], name="GiB")
         self.phases = Values(found["phases_gib"], name="GiB")
         self.gpus = Frame(found["gpus"]).rename(
             columns={words: name for name, words in _WORDS.items()}
@@ -82,8 +86,8 @@ class Predicted(Shown):
 
     def shown(self) -> list[Part]:
         """The answer, the peak by cause, the GPUs."""
-        about = f"{describe(self.config)}; {_assumed(self.config)}"
-        parts = [(name, size) for name, size in self.parts.items() if size]
+        about = "; ".join([describe(self.config), _assumed(self.config), *self.remarks])
+        parts = [(name, size) for name, size in self.memory.items() if size]
         gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
         rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
         needs = f"the allocator needs {value(self.needs_gib)} GiB"
@@ -138,22 +142,23 @@ def predict(
     if isinstance(what, nn.Module):
         raise UserError(
             "a model of your own is predicted with its loop: "
-            'with lsai_core.simulated_gpu("h100") as gpu: ...'
+            'with lab.simulated_gpu("h100") as gpu: ...'
         )
     with said_in_python():
         measured = None if passport is None else Path(passport)
         targets = asked_for(gpu_words(gpu, what), measured, largest is not None)
         source = source_of(what, named)
-        changes = as_nested(overrides or {})
+        changes, remarks = as_nested(overrides or {}), list[str]()
         if isinstance(source, Source):
             target = targets[0] if gpu is not None or passport else None
-            config = source.run(target, gpus, changes).config
+            found = source.run(target, gpus, changes)
+            config, remarks = found.config, found.remarks
         else:
             config = _changed(source, gpus, changes)
         with sizes_that_exist(config):
             if largest is not None:
                 config = _largest(config, targets[0], largest)
-            return Predicted(config, will_fit(config, targets))
+            return Predicted(config, will_fit(config, targets), remarks)
 
 
 def _changed(asked: Any, gpus: int | None, changes: dict[str, Any]) -> TrainConfig:

@@ -28,6 +28,7 @@ from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.planning import checked_about
 from lsai_lab.interactive.results import Ended, Results, in_short, unfolded
+from lsai_lab.interactive.standing import standing
 from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import listed, repo_root
@@ -37,7 +38,7 @@ from lsai_lab.runs import records
 from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
-from lsai_lab.runs.find import going_on, has_begun, opened
+from lsai_lab.runs.find import opened
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.older import config_in_todays_words
@@ -62,7 +63,7 @@ class Run(Shown):
 
     What it is: `folder`, `id` (study, variant, part, repeat, key), `label`, `kind`, `name`, `tags`,
     `note`, `config`, `env`. How it went: `outcome`, `reason`, `state`, `steps`, `kernels`,
-    `memory`, `results`, `plot()`, `timeline()`. What came out: `model`, `generate()`. To do it:
+    `phases`, `results`, `plot()`, `timeline()`. What came out: `model`, `generate()`. To do it:
     `execute()`.
     """
 
@@ -81,6 +82,8 @@ class Run(Shown):
         super().__setattr__(name, value)
 
     def _elsewhere(self, name: str) -> str:
+        if name == "memory":
+            return "its peaks are by phase run.phases, by cause run.timeline()"
         if "command" in vars(self) and name in self.record.summary.results:
             return f"it is run.results.{name}"
         is_column = name in load.STEPS and name != "step"
@@ -139,28 +142,7 @@ class Run(Shown):
     @property
     def state(self) -> str:
         """Where the run stands, in words."""
-        summary, steps = self.record.summary, len(self.steps)
-        of = self.record.config.get("steps") if self._has_steps else None
-        done = f"{steps} points are measured"
-        if self._has_steps:
-            done = f"{steps} of {of} steps are done" if of else f"{steps} steps are done"
-        if going_on(self.folder):
-            return f"goes on: {done}"
-        if summary.outcome == "ok":
-            return "ok"
-        if not has_begun(self.folder):
-            return "planned, not yet executed: execute() does the work"
-        stopped = summary.outcome == "preempted"
-        how = "stopped" if stopped else summary.outcome
-        why = f" ({summary.reason})" if summary.reason and not stopped else ""
-        kept = sorted(self.folder.glob("checkpoint-*")) or sorted(self.folder.glob("sharded-*"))
-        rest = ""
-        if steps and summary.outcome in ("unfinished", "preempted", "failed", "timeout"):
-            begins = (
-                "from its checkpoint" if kept else "from the beginning, for it has no checkpoint"
-            )
-            rest = f"; execute() goes on {begins}"
-        return f"{how}{why}: {done}{rest}" if stopped else f"{how}{why}; {done}{rest}"
+        return standing(self.record, len(self.steps), self._has_steps)
 
     @property
     def _has_steps(self) -> bool:
@@ -178,7 +160,7 @@ class Run(Shown):
         return Frame(load.kernels(self.folder))
 
     @property
-    def memory(self) -> pd.DataFrame:
+    def phases(self) -> pd.DataFrame:
         """Peak memory (GiB) of each phase of a step and of the whole step. UserError if none was
         measured."""
         if not self._has_steps:
@@ -364,11 +346,16 @@ class Run(Shown):
         }
         about |= {"note": self.note, "folder": self.folder, "command": self.command}
         told = [(key, text) for key, text in about.items() if text not in (None, "")]
-        yield Part(f"{self.label}: run {self.id.folder} of study {self.id.study}", rows=told)
+        yield Part(f"{self._called}: run {self.id.folder} of study {self.id.study}", rows=told)
         settings = self._settings()
         yield Part(f"{len(settings)} settings", ("setting", "value"), settings, folded=True)
         facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
         yield Part("The machine", ("fact", "value"), facts, folded=True)
+
+    @property
+    def _called(self) -> str:
+        """Its label, which says what its variant is, and whether overrides made it another run."""
+        return f"{self.label}, changed" if overrides_in(self.command) else self.label
 
     def _settings(self) -> list[tuple[str, Any]]:
         """The settings that differ from their defaults; all, where today's words differ."""
@@ -379,7 +366,7 @@ class Run(Shown):
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        about = f"{self.id.study}.{self.id.name}{name} ({self.label})"
+        about = f"{self.id.study}.{self.id.name}{name} ({self._called})"
         found = in_short(self.record.summary.results, ("tokens_per_s", "largest_batch"))
         changed = overrides_in(self.command)
         told = (changed and f"overrides {changed}", value(self.state), found, str(self.folder))

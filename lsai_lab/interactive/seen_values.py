@@ -23,6 +23,8 @@ _KEEPING = (
 )
 # What a property of a shown object may cost: those of a model are not read.
 _COSTLY = ("model", "tokenizer")
+# Known by their usual names also in a cell that is still to import them.
+_PACKAGES = {"lab": lsai_lab, "lsai_core": lsai_core, "lsai_lab": lsai_lab}
 Names = Mapping[str, Any]
 
 
@@ -40,26 +42,15 @@ def function_of(node: ast.AST, names: Names) -> Any:
         return names.get(node.id)
     if not isinstance(node, ast.Attribute):
         return None
-    if _is_lab(node.value, names):
-        return getattr(lsai_lab, node.attr, None)
-    if isinstance(node.value, ast.Name) and names.get(node.value.id) is lsai_core:
-        return getattr(lsai_core, node.attr, None)
     owner = value_of(node.value, names)
+    if owner is lsai_lab or owner is lsai_core:
+        return getattr(owner, node.attr, None)
     return getattr(type(owner), node.attr, None) and getattr(owner, node.attr)
-
-
-def _is_lab(node: ast.AST, names: Names) -> bool:
-    """Whether it is this package, also in a cell that is still to import it."""
-    return (
-        isinstance(node, ast.Name)
-        and names.get(node.id, lsai_lab) is lsai_lab
-        and (node.id in names or node.id == "lab")
-    )
 
 
 def _value(node: ast.AST, names: Names) -> Any:
     if isinstance(node, ast.Name):
-        return names.get(node.id)
+        return names.get(node.id, _PACKAGES.get(node.id))
     if isinstance(node, ast.Attribute):
         owner = _value(node.value, names)
         readable = isinstance(owner, Shown | BaseModel) and node.attr not in _COSTLY
@@ -87,10 +78,10 @@ def _item(node: ast.Subscript, names: Names) -> Any:
 
 
 def _called(node: ast.Call, function: ast.Attribute, names: Names) -> Any:
-    if _is_lab(function.value, names):
+    owner = _value(function.value, names)
+    if owner is lsai_lab:
         reader = {"load": "recorded"}.get(function.attr, function.attr)
         if reader not in _READERS or (reader == "recorded" and not node.args):
             return None
         return getattr(lsai_lab, reader)(*(_value(each, names) for each in node.args))
-    owner = _value(function.value, names)
     return owner if isinstance(owner, pd.DataFrame) and function.attr in _KEEPING else None

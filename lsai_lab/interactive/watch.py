@@ -20,7 +20,7 @@ _TOP = 10  # kernels that are shown
 
 class Watched(StepWatch, Shown):
     """What `lab.watch` gives: a context manager around a training loop, and afterwards `phases`
-    (peak GiB and ms), `memory` (GiB by cause at the highest moment), `timeline` (GiB by cause after
+    (peak GiB and ms), `memory` (GiB by cause at the highest moment), `moments` (GiB by cause after
     each operator), `top_kernels` and pictures: `plot()`."""
 
     @property
@@ -36,12 +36,12 @@ class Watched(StepWatch, Shown):
         return Values(self.causes_gib, name="GiB", dtype=float)
 
     @property
-    def timeline(self) -> pd.DataFrame:
+    def moments(self) -> pd.DataFrame:
         """One row a moment of the step: `phase`, `operator`, and GiB by cause."""
         rows = [
             {"phase": moment.phase, "operator": moment.operator}
             | {cause: moment.bytes_of.get(cause, 0) / GIB for cause in CAUSES}
-            for moment in self.moments
+            for moment in self.live_moments
         ]
         return Frame(rows, columns=["phase", "operator", *CAUSES])
 
@@ -52,9 +52,9 @@ class Watched(StepWatch, Shown):
 
     def plot(self) -> Picture:
         """The memory of the step by cause, and its kernels as lanes. UserError without a step."""
-        if not self.moments:
+        if not self.live_moments:
             raise UserError(_FAR.format(self.steps))
-        moments = [(moment.phase, moment.bytes_of) for moment in self.moments]
+        moments = [(moment.phase, moment.bytes_of) for moment in self.live_moments]
         pictures = [memory_picture(moments)]
         if self.events:
             pictures.append(lanes(self.events))
@@ -64,7 +64,7 @@ class Watched(StepWatch, Shown):
         """Phases, memory by cause, kernels; how far the loop has come."""
         said = f"a step takes {self.step_ms:,.2f} ms" if self.step_ms else _FAR.format(self.steps)
         watched = f"{self.steps} step{'' if self.steps == 1 else 's'} watched"
-        if not self.moments:
+        if not self.live_moments:
             return [Part(watched, note=said)]
         causes = [(name, float(size)) for name, size in self.memory.items()]
         kernels = [tuple(row) for row in self.top_kernels.head(_TOP).itertuples(index=False)]

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from lsai_core.base.files import deep_merge
 from lsai_core.config.affects import affects
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.strict import Strict
 from lsai_core.config.train import (
     MOST_STEPS,
@@ -14,7 +15,6 @@ from lsai_core.config.train import (
     DataConfig,
     ModelConfig,
     OptimConfig,
-    ParallelConfig,
     Steps,
     Tokens,
 )

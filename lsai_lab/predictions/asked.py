@@ -9,8 +9,9 @@ from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
+from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.presets import PRESETS, ModelConfig
-from lsai_core.config.train import ParallelConfig, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model import hf_config
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu, passport_gpu
 from lsai_core.training.combinations import checked
@@ -74,7 +75,9 @@ class Source:
         overrides = merged(overrides, sharded_over(gpus))
         if self.study is not None:
             settings = deep_merge(PLAIN if trainer else {}, overrides)
-            return Asked(_of_study(self.study, self.variant, settings, gpu, self.profile))
+            profile = self.profile or _profile_for(gpu)
+            config = _of_study(self.study, self.variant, settings, profile)
+            return Asked(config, remarks=[f"settings of the study under profile {profile}"])
         if self.hf is not None:
             return _of_hf(self.hf, bool(trainer), overrides)
         data = DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
@@ -114,18 +117,21 @@ def _of_hf(path: Path, by_trainer: bool, overrides: dict[str, Any]) -> Asked:
     return Asked(checked(TrainConfig, data, f"{path}"), remarks=remarks)
 
 
-def _of_study(
-    study: str, variant: str | None, overrides: Any, target: Gpu | None, profile: str | None
-) -> TrainConfig:
-    """A variant of a study as the GPU would run it, not as this machine would, unless a profile is
-    named."""
-    from lsai_lab.runs.session import Session
-    from lsai_lab.runs.study import detect_profile, resolve, select_variants
-    from lsai_lab.searches.config import ModelSearchConfig
+def _profile_for(target: Gpu | None) -> str:
+    """The profile of a study on that GPU; None: on this machine."""
+    from lsai_lab.runs.study import detect_profile
 
     name = target.driver_name if target else gpu_facts()["gpu"] or "any GPU"
-    fitting = detect_profile(repo_root(), None if target and target.is_cpu else name)
-    loaded = Session(profile or fitting).study(study)
+    return detect_profile(repo_root(), None if target and target.is_cpu else name)
+
+
+def _of_study(study: str, variant: str | None, overrides: Any, profile: str) -> TrainConfig:
+    """A variant of a study as a machine of that profile would run it."""
+    from lsai_lab.runs.session import Session
+    from lsai_lab.runs.study import resolve, select_variants
+    from lsai_lab.searches.config import ModelSearchConfig
+
+    loaded = Session(profile).study(study)
     chosen = select_variants(loaded, [variant or next(iter(loaded.variants))], [])[0]
     for part, spec in loaded.parts.items():
         if spec.kind not in ("train", "model_search") or chosen not in loaded.measured(part):
@@ -197,6 +203,14 @@ def _ways(parallel: ParallelConfig) -> str:
     return "" if words in ([], [f"fsdp {parallel.fsdp}"]) else f" ({', '.join(words)})"
 
 
+def _blocks(config: TrainConfig) -> str:
+    """In which blocks, where not in all."""
+    if config.checkpoint_blocks is None:
+        return ""
+    layers, others = config.model.n_layers, config.checkpoint_others
+    return f" in {config.checkpoint_blocks} of {layers} blocks, {others} in the others"
+
+
 def describe(config: TrainConfig) -> str:
     """One line: what is predicted."""
     model, parallel = config.model, config.parallel
@@ -214,7 +228,7 @@ def describe(config: TrainConfig) -> str:
         + ("a GPU" if members == 1 else f"over {members} GPUs"),
         f"{config.precision}{fp8}, loss {config.loss}, blocks {config.blocks}",
         "compiled" if config.compile else "eager",
-        f"checkpointing {config.grad_checkpoint}"
+        f"checkpointing {config.grad_checkpoint}{_blocks(config)}"
         + " with inputs on the host" * (config.saved_inputs == "host"),
         f"{gpus} GPU{'s' if gpus > 1 else ''}{_ways(parallel)}",
     ]

@@ -165,8 +165,8 @@ def predict_hf(model: HfModel, step: HfStep, gpus: Sequence[Gpu], path: Path) ->
         "attention": getattr(model.config, "_attn_implementation", None) or "its own",
         "allocated_gib": found.peak_allocated_gib,
         "reserved_gib": found.peak_reserved_gib,
-        "phases_gib": found.phases(),
-        "causes_gib": found.by_cause(),
+        "phases_gib": found.phases,
+        "causes_gib": found.memory,
         "gpus": [
             {
                 "GPU": gpu.name,

@@ -17,7 +17,8 @@ from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import MARGIN, Gpu, find_gpu
 from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.predictions.asked import Source, gpu_called, sizes_that_exist
-from lsai_lab.predictions.plan import OnNext, Plan, Room, gpu_with, make_plan
+from lsai_lab.predictions.plan import Plan, make_plan
+from lsai_lab.predictions.plan_predicted import OnNext, Room, gpu_with
 from lsai_lab.predictions.plan_space import Numerics, batches, with_usual_vocabulary
 from lsai_lab.project.files import merged
 

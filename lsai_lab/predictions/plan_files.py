@@ -196,6 +196,8 @@ def _lost(config: TrainConfig, trainer: str) -> Iterator[str]:
         yield f"- stochastic rounding: {trainer} rounds to nearest, which loses small updates"
     if config.saved_inputs == "host":
         yield f"- block inputs in host memory: {trainer} keeps them on the GPU"
+    if config.checkpoint_blocks is not None:
+        yield f"- checkpoint_blocks {config.checkpoint_blocks}: {trainer} treats all blocks alike"
     if config.mlp_chunk is not None:
         yield f"- MLPs in chunks: {trainer} computes them whole"
     if config.attention.window is not None:

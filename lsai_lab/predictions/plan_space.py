@@ -46,7 +46,8 @@ ALLOWED: dict[Numerics, tuple[Numerics, ...]] = {
     "fp8": ("fp32", "harmless", "fp8"),
 }
 LOSSES: tuple[Settings, ...] = ({"loss": "fused"}, {"loss": "full"})
-_ON_GPU = {"saved_inputs": "gpu", "inputs_on_gpu": 0, "mlp_chunk": None}
+_ALIKE = {"checkpoint_blocks": None, "checkpoint_others": "none"}
+_ON_GPU = _ALIKE | {"saved_inputs": "gpu", "inputs_on_gpu": 0, "mlp_chunk": None}
 _HERE = _ON_GPU | {"parallel": {"cpu_offload": False}}
 # From the least to the most that is computed again.
 CHECKPOINTS: tuple[Settings, ...] = tuple(
@@ -137,6 +138,13 @@ def _kind(asked: TrainConfig, fixed: Settings, *settings: Settings) -> TrainConf
     return None if in_vain or refusal(config) else config
 
 
+def in_some_blocks(kind: TrainConfig, blocks: int, lighter: TrainConfig) -> TrainConfig:
+    """`kind` in so many blocks; in the others the checkpointing of `lighter`."""
+    return kind.model_copy(
+        update={"checkpoint_blocks": blocks, "checkpoint_others": lighter.grad_checkpoint}
+    )
+
+
 def with_batch(config: TrainConfig, batch: int, sequences: int) -> TrainConfig:
     """`config` in micro-batches of `batch` sequences, of `sequences` a step."""
     return config.model_copy(update={"batch_size": batch, "grad_accum": sequences // batch})
@@ -186,11 +194,16 @@ CHECKPOINT_WORDS = {
     "attention": "checkpoint all but attention",
     "full": "checkpoint every block",
 }
+_IN_SOME = CHECKPOINT_WORDS | {"full": "checkpoint all"}
 
 
 def checkpoint_words(config: TrainConfig) -> str:
     """What becomes of activations."""
     words = [CHECKPOINT_WORDS[config.grad_checkpoint]]
+    if config.checkpoint_blocks is not None:
+        some, others = _IN_SOME[config.grad_checkpoint], _IN_SOME[config.checkpoint_others]
+        blocks = f"{config.checkpoint_blocks} of {config.model.n_layers} blocks"
+        words = [f"{some} in {blocks}, {others} in the others"]
     words += ["block inputs in host memory"] * (config.saved_inputs == "host")
     if config.mlp_chunk is not None:
         words.append(f"MLPs in chunks of {config.mlp_chunk:,} tokens")

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsai_core.config.train import TrainConfig
-from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu
-from lsai_lab.predictions.plan import KNOWN, TIE, USUAL, Plan, Tried, gpu_with
+from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu, spare_gib
+from lsai_lab.predictions.plan import KNOWN, TIE, Plan
+from lsai_lab.predictions.plan_predicted import USUAL, Tried, gpu_with
 from lsai_lab.predictions.plan_space import (
     CHECKPOINTS,
     batch_words,
@@ -51,6 +52,7 @@ def told(plan: Plan) -> dict[str, Any]:
         "memory_gib": gpu.memory_gib,
         "budget_gib": room.budget_gib,
         "margin": room.margin,
+        "spare_gib": spare_gib(room.given_gib, room.margin),
         "margin_source": MARGIN_SOURCE if room.margin == MARGIN else "--margin",
         "usable_gib": room.usable_gib,
         "seq_len": plan.asked.seq_len,
@@ -213,17 +215,29 @@ def _of_activations(plan: Plan, chosen: Tried) -> Iterator[Reason]:
     if plan.offloaded:
         yield _of_offload(plan, chosen)
         return
-    modes = [str(each["grad_checkpoint"]) for each in CHECKPOINTS]
-    at = modes.index(config.grad_checkpoint)
-    if at == 0:
-        yield Reason("activations", words, None, None, None, "nothing is computed twice")
-        return
-    lighter = config.model_copy(update={"grad_checkpoint": modes[at - 1]})
-    if not _is_possible(plan, lighter):
-        yield Reason("activations", words, None, None, None, "as it was set")
+    lighter = _lighter(plan, config)
+    if lighter is None:
+        all_kept = config.grad_checkpoint == "none"
+        why = "nothing is computed twice" if all_kept else "as it was set"
+        yield Reason("activations", words, None, None, None, why)
         return
     other = plan.search.look(lighter, config.batch_size, chosen.rank)
     yield _compared(plan, chosen, "activations", words, checkpoint_words(lighter), other)
+
+
+def _lighter(plan: Plan, config: TrainConfig) -> TrainConfig | None:
+    """`config` with one block less computed again, or the next lighter kind; None: there was no
+    choice."""
+    first, others = config.checkpoint_blocks, config.checkpoint_others
+    if first is not None and first > 1:
+        return config.model_copy(update={"checkpoint_blocks": first - 1})
+    modes = [str(each["grad_checkpoint"]) for each in CHECKPOINTS]
+    mode = others if first is not None else modes[max(0, modes.index(config.grad_checkpoint) - 1)]
+    if mode == config.grad_checkpoint:
+        return None
+    alike = {"checkpoint_blocks": None, "checkpoint_others": "none"}
+    lighter = config.model_copy(update=alike | {"grad_checkpoint": mode})
+    return lighter if _is_possible(plan, lighter) else None
 
 
 def _is_possible(plan: Plan, config: TrainConfig) -> bool:
@@ -284,12 +298,11 @@ def _of_loss(plan: Plan, chosen: Tried) -> Iterator[Reason]:
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The plan below its first line, a paragraph each, the long ones still to be wrapped."""
-    share = f"{found['margin']:.1%}".replace(".0%", "%")
     budget = "" if found["budget_gib"] is None else f" within a budget of {found['budget_gib']:g}"
     yield (
         f"{found['tokens_per_step']:,} tokens a step in sequences of {found['seq_len']:,} on "
         f"{found['gpus']} x {found['gpu']}{budget}: at most {gib(found['usable_gib'])} may be "
-        f"reserved; {share} stay free, for {found['margin_source']}."
+        f"reserved; {gib(found['spare_gib'])} stay free, for {found['margin_source']}."
     )
     if found["plan"] is None:
         return

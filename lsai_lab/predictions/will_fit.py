@@ -184,7 +184,13 @@ def _answer(
     if verdict(found, gpu) == "fits" and other == "full":
         return f"{answer}."
     without = config.model_copy(
-        update={"grad_checkpoint": other, "saved_inputs": "gpu", "inputs_on_gpu": 0}
+        update={
+            "grad_checkpoint": other,
+            "checkpoint_blocks": None,
+            "checkpoint_others": "none",
+            "saved_inputs": "gpu",
+            "inputs_on_gpu": 0,
+        }
     )
     neither = "does not fit" + " either" * (spare < 0)
     then = {"fits": "fits", "tight": "may fit", "too large": neither}[verdict(needed(without), gpu)]

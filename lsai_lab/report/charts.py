@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from lsai_core.base.tables import value as shown_value
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
@@ -38,7 +39,7 @@ def bars(
     *,
     axis: str,
     scale: float = 1.0,
-    text: str = "{:.3g}",
+    text: str | None = None,
     color: str | Sequence[str] = COLORS["ours"],
     low: str | None = None,
     high: str | None = None,
@@ -47,7 +48,8 @@ def bars(
     """Horizontal bars, the first row on top, with their value at the end.
 
     `axis`: what the values are, with their unit; `scale`: what they are multiplied by. `text` is a
-    format of the scaled value, where `{ratio}` is the value over that of the first row. `low`,
+    format of the scaled value, where `{ratio}` is the value over that of the first row (default:
+    three digits). `low`,
     `high`: columns of the ends of a range. `color`: one, or one a row.
     """
     require_columns(filter(None, (label, value, low, high)), frame)
@@ -60,7 +62,12 @@ def bars(
         spans = frame[[low, high]].astype(float) * scale
         axes.hlines(places, spans[low], spans[high], color="black", linewidth=1)
         ends = np.maximum(values, spans[high])
-    words = [text.format(each, ratio=each / values.iloc[0]) for each in values]
+    words = [
+        text.format(each, ratio=each / values.iloc[0])
+        if text
+        else shown_value(float(f"{each:.3g}"))
+        for each in values
+    ]
     for place, end, each in zip(places, ends, words, strict=True):
         minus = each.replace("-", "−")
         axes.annotate(
@@ -74,6 +81,7 @@ def bars(
         )
     axes.set_yticks(places, [str(each) for each in frame[label]])
     axes.set(xlabel=axis)
+    axes.xaxis.set_major_formatter(lambda at, _: shown_value(at).replace("-", "−"))
     wide = len(axes.figure.axes)  # panels beside each other have less room for the words
     axes.margins(x=0.05 + 0.016 * (1 + wide) * max(map(len, words)) if len(drawn) else 0)
     axes.set_xlim(left=min(0, values.min() * 1.1))

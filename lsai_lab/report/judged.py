@@ -16,12 +16,14 @@ _MANY = 20  # claims: so many take a while
 def claims_table(*names: str) -> pd.DataFrame:
     """The claims `names` (none: all) as the book's last table has them: name, claim, bound,
     measured, verdict, days, and of losses the text. UserError for an unknown name."""
-    return words.claims_table(judged(*names).reset_index(), load_claims())
+    return Frame(words.claims_table(judged(*names).reset_index(), load_claims()))
 
 
 def judged(*names: str) -> pd.DataFrame:
-    """The claims `names` (none: all) by name: `value`, `low`, `high`, `n`, `bound`, `verdict`
-    ("held", "failed", ...), `sentence`, `runs` (their folders). UserError for an unknown name."""
+    """The claims `names` (none: all) by name: `claim`, `measured` and `bound` in words with their
+    unit, `verdict` ("held", "failed", ...), `sentence`, `value`, `low`, `high` (the ends of the
+    repeats, of losses of the interval), `n`, `runs` (their folders). UserError for an unknown
+    name."""
     declared = load_claims()
     if unknown := [name for name in names if name not in declared]:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
@@ -30,7 +32,9 @@ def judged(*names: str) -> pd.DataFrame:
     wanted = {term.study for term in terms if term is not None} & {*studies()}
     if len(asked) > _MANY:
         say(f"judging {len(asked)} claims by the recorded runs takes a while")
-    found = evaluate(recorded(*sorted(wanted)), asked).set_index("name")
+    found = evaluate(recorded(*sorted(wanted)), asked)
+    told = words.claims_table(found, declared)
+    found = found.assign(**told[["claim", "measured", "bound"]]).set_index("name")
     folder = reading_root() / "reports" / "recorded"
     found["runs"] = [
         [str(folder / run) for run in runs] if isinstance(runs, (list, tuple)) else []

@@ -3,7 +3,7 @@
 `load` gives the runs of a current plan on this machine and the committed ones, so that a run by
 hand with other settings never slips into a table. It says how many own runs it leaves out.
 `load(study, mine=True)` gives every own run instead, with a column that says in which settings it
-differs.
+differs from what its study plans.
 
 Wherever one run is asked for, it can be a row of `load`, a run object, its folder, or words that
 mean it (`lsai_lab.runs.find`).
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -27,7 +26,8 @@ from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root, shown_path
-from lsai_lab.runs.difference import differing_settings, planned_profile
+from lsai_lab.runs.departures import departures
+from lsai_lab.runs.difference import planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
@@ -42,7 +42,8 @@ from lsai_lab.runs.records import (
 )
 from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs
-from lsai_lab.runs.study import Study, labels, load_study, study_names
+from lsai_lab.runs.story import place, tells
+from lsai_lab.runs.study import Study, labels, study_names
 
 OWN = "this machine"
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
@@ -98,8 +99,8 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
     for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
-    whatever its settings, no committed ones, and a column `differs`. Raises UserError for an
-    unknown study.
+    whatever its settings, no committed ones, and a column `differs`: in which settings, and which
+    profile, from what its study plans on its machine. Raises UserError for an unknown study.
     """
     asked = [name for one in studies for name in listed(one)]
     names = _known(asked)
@@ -117,7 +118,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     rows = [_row(run, True) for run in own] + committed
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[*IDENTITY, *ABOUT])
     more = {"differs": _differs(own, frame)} if mine else {}
-    return _first_columns_first(frame.assign(main=_main(frame), **more))
+    return _first_columns_first(frame.assign(main=tells(frame, session().root), **more))
 
 
 def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
@@ -125,7 +126,7 @@ def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
     the chapters tell, the same on every machine."""
     rows = _committed_rows(_known([name for one in studies for name in listed(one)]))
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
-    return _first_columns_first(frame.assign(main=_main(frame)))
+    return _first_columns_first(frame.assign(main=tells(frame, session().root)))
 
 
 def _first_columns_first(frame: pd.DataFrame) -> pd.DataFrame:
@@ -153,28 +154,6 @@ def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) ->
     parts += [f"{len(left) - ended} have not ended"] * (ended < len(left))
     if left:
         say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
-
-
-def _main(frame: pd.DataFrame) -> pd.Series:
-    """Whether each run is of the machine that tells its part: the one that the study names, or,
-    where it names none that has runs, the one with the most runs; without committed runs, all."""
-    recorded = ~frame["own"].astype(bool) & (frame["outcome"] != "damaged")
-    if not recorded.any():
-        return ~recorded
-    places = pd.MultiIndex.from_frame(frame[["study", "part", "machine"]])
-    runs = Counter(places[recorded])
-    told: dict[tuple[str, str], str] = {}
-    for study_name, part, machine in sorted(runs, key=runs.__getitem__):
-        named = _recorded_on(study_name).get(part)
-        if told.get((study_name, part)) != named or named is None:
-            told[study_name, part] = machine
-    return recorded & places.isin([(*place, machine) for place, machine in told.items()])
-
-
-@functools.cache
-def _recorded_on(study_name: str) -> dict[str, str]:
-    known = study_name in study_names(session().root)  # records of a study may outlive it
-    return load_study(session().root, study_name).recorded_on if known else {}
 
 
 def studies() -> list[str]:
@@ -282,7 +261,8 @@ def _rows(run: Run) -> pd.DataFrame:
 
 def _committed_rows(names: Sequence[str | None]) -> list[dict[str, Any]]:
     """The rows of the committed runs of these studies, each machine's in the order of the study."""
-    return sorted((row for name in names for row in _committed(name)), key=_place)
+    rows = (row for name in names for row in _committed(name))
+    return sorted(rows, key=functools.partial(place, session().root))
 
 
 @functools.cache
@@ -347,20 +327,10 @@ def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
 
 
 def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
-    """Of each row of these runs: in which settings they differ."""
-    found = {str(folder): in_frame(text) for folder, text in differing_settings(runs).items()}
+    """Of each row of these runs: in which settings they differ from what their study plans."""
+    told = departures(runs, session())
+    found = {str(folder): in_frame(text) for folder, text in told.items()}
     return frame["run"].map(found).fillna("")
-
-
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    places = {variant: place for place, variant in enumerate(labels(session().root, row["study"]))}
-    return (
-        row["machine"],
-        row["study"],
-        row["part"],
-        places.get(row["variant"], len(places)),
-        row["repeat"],
-    )
 
 
 def finished_run(run: AnyRun) -> Run:

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lsai_core.base.errors import hint
+from lsai_lab.report.load import folder_of
 from lsai_lab.report.values import Format, shown
 from lsai_lab.runs.records import page_name
 
@@ -50,14 +53,17 @@ class Found:
 
 def number(value: Any, spec: Format | None = None, run: Any = None) -> Number:
     """`value` by `spec` (`"{:.2f}x"`, a function; default: four significant digits) as a number for
-    the text, with a true minus. `run`: a row of `lab.load` or a run's folder, to which the number
-    leads in the book. ValueError for a value that is missing."""
+    the text, with a true minus. `run`: a row of `lab.load`, a run or its folder, to which the
+    number leads in the book. ValueError for a value that is missing, UserError for what is no
+    run."""
     text = re.sub(r"(?<![\w.])-(?=[\d.])", "−", shown(value, spec))
     if text in ("–", "nan", ""):
         raise ValueError("a number of the text is missing: the value is not there")
     made = Number(text)
     if run is not None:
-        made.run = page_name(run if isinstance(run, (str, Path)) else run["run"])
+        is_row = isinstance(run, (Mapping, pd.Series)) and "run" in run
+        place = run["run"] if is_row else run if isinstance(run, (str, Path)) else folder_of(run)
+        made.run = page_name(place)
     return made
 
 

@@ -36,19 +36,18 @@ from lsai_lab.runs.chapters import (
     headings_of,
     read_chapters,
 )
+from lsai_lab.runs.plain import REFERENCE
 from lsai_lab.runs.session import Session
 
 # makes the project a book; without it Quarto gets as far as reports/prepare.py
 EXECUTED = "_quarto-executed.yml"
 _FACTS = "facts.yml"
 _BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.css")
-# A reference as a page shows it, and as the data behind a table have it, perhaps kept from being a
-# formula.
+# A reference as a page shows it, and as the data behind a table have it.
 _SHOWN = re.compile(
     r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
 )
-# A cell that is a reference and nothing else: text of records may hold what looks like one.
-_TOKEN = re.compile(r"(?m)(^|[,\"])'?@((?:sec|fig|tbl)-[\w-]+)(?=[,\"]|\r?$)")
+_WRITTEN = re.compile(rf"{REFERENCE}([\w-]+)")
 _PAGES = [
     "--to=chunkedhtml",
     "--split-level=1",
@@ -171,12 +170,11 @@ def _name_references(folder: Path) -> None:
     shown = dict[str, str](pair for page in pages for pair in _SHOWN.findall(page))
 
     def words(found: re.Match[str]) -> str:
-        said = unescape(shown.get(str(found[2]), str(found[2])))
-        return f"{found[1]}{' '.join(said.split())}"
+        return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())
 
     for path in folder.glob("data/*.csv"):
         text = path.read_text(encoding="utf-8")
-        if (named := _TOKEN.sub(words, text)) != text:
+        if (named := _WRITTEN.sub(words, text)) != text:
             write_text(path, named)
 
 

@@ -21,6 +21,7 @@ from lsai_core.base.files import write_json, write_text
 from lsai_lab.project.strip import KERNEL
 from lsai_lab.report.explore.scripts import MIME as EXPLORE_MIME
 from lsai_lab.report.explore.scripts import NAMES, write_page_files
+from lsai_lab.report.hidden_names import HiddenNames
 from lsai_lab.report.html_tables import tables
 from lsai_lab.report.numbers import Number, bound, collected
 from lsai_lab.report.pictures import readable_png, safe_svg
@@ -47,10 +48,13 @@ def to_markdown(executed: Path, target: Path, problem: str | None = None) -> str
         notebook = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
         numbers = collected(notebook)
         problem = problem or _warning(notebook) or _unknown_option(notebook)
+        names = HiddenNames()
         for at, cell in enumerate(notebook.cells):
             if not _SKIPPED & set(cell.metadata.get("tags", [])):
                 code, text = _cell(cell, target.parent, f"{target.stem}-{at}", numbers)
-                texts += [fenced(code, "python")] if code else []
+                if cell.cell_type == "code" and not code:
+                    names.hide(cell.source)
+                texts += [fenced(names.shown(code), "python")] if code else []
                 texts += [text] if text else []
     except Exception as error:  # nbformat raises many kinds for a damaged file
         problem, texts = (

@@ -4,7 +4,6 @@ them."""
 from collections.abc import Mapping
 
 import pandas as pd
-from IPython.display import Markdown
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
@@ -12,7 +11,7 @@ from lsai_lab.analysis.summary import relative, summarize
 from lsai_lab.report.charts import panels
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.load import load, recorded, study
-from lsai_lab.report.show import table
+from lsai_lab.report.show import Table, table
 from lsai_lab.report.values import Format
 
 _METRICS = {"speed": "tokens_per_s", "memory": "mem_peak_allocated_gib"}
@@ -32,10 +31,11 @@ def own_runs() -> pd.DataFrame:
 
 def or_nothing(
     frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
-) -> Markdown:
-    """`frame` as `lab.table` shows it; if it has no rows, a sentence that says so."""
+) -> Table:
+    """`frame` as `lab.table` shows it; without rows its columns, and one row that says so."""
     if frame.empty:
-        return Markdown("Nothing to show: no such run was made here yet.")  # type: ignore[no-untyped-call]
+        names = [name for name in frame.columns if name != "run"]
+        return table(pd.DataFrame([dict.fromkeys(names, "–") | {names[0]: "none yet"}]))
     return table(frame, formats, link=link)
 
 

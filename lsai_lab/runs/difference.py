@@ -2,16 +2,17 @@
 command line."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import flatten
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
+from lsai_lab.runs.schema import DERIVED
 
 # The results that people compare, and what they are called.
 RESULTS = {
@@ -45,6 +46,38 @@ def above_peak(results: Mapping[str, Any], before: str = "") -> str:
     known = f"{peak:.3g} TFLOP/s, " if isinstance(peak, int | float) else ""
     source = results.get(f"{before}mfu_peak_source") or "of unknown source"
     return f"MFU is above 100 %, for the run was faster than its peak ({known}{source})"
+
+
+def several_peaks(peaks: Iterable[float | None]) -> str:
+    """Why MFU that are shares of these peaks (TFLOP/s) do not compare; empty if they do."""
+    there = [float(peak) for peak in peaks if peak is not None]
+    if not there or max(there) <= _SAME_PEAK * min(there):
+        return ""
+    least, most = f"{min(there):.4g}", f"{max(there):.4g}"
+    return f"no ratio of MFU: they are shares of several peaks, {least} to {most} TFLOP/s"
+
+
+class Beside(NamedTuple):
+    """A line of a comparison: what it is, both values, and how the second stands to the first: of
+    losses the difference, of other numbers the ratio, where they compare."""
+
+    what: str
+    first: Any
+    second: Any
+    ratio: float | None
+    difference: float | None
+
+    @property
+    def change(self) -> str:
+        """The ratio or the difference, in words."""
+        return change_words(self.ratio, self.difference)
+
+
+def change_words(ratio: float | None, difference: float | None) -> str:
+    """`0.504x`, or `-0.0012`; nothing where neither is there."""
+    if difference is not None and difference == difference:
+        return f"{difference:+.3g}"
+    return f"{ratio:.3g}x" if ratio is not None and ratio == ratio else ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +131,7 @@ class Difference:
         if not losses or None in texts or texts[0] == texts[1]:
             return ""
         return (
-            f"no ratio of losses: {texts[0]} and {texts[1]} are two texts, or one text in other "
+            f"losses do not compare: {texts[0]} and {texts[1]} are two texts, or one text in other "
             f"tokens, and a loss is per token of its text"
         )
 
@@ -106,13 +139,7 @@ class Difference:
     def _two_peaks(self) -> str:
         """Why the MFU of the two do not compare; empty if they do: they are shares of one peak."""
         found = [facts.get("results.mfu_peak_tflops") for facts in (self.one, self.other)]
-        peaks = [float(peak) for peak in found if peak is not None]
-        if "results.mfu" not in self.results or len(peaks) < 2:
-            return ""
-        if max(peaks) <= _SAME_PEAK * min(peaks):
-            return ""
-        shown = " and ".join(f"{peak:.4g}" for peak in peaks)
-        return f"no ratio of MFU: they are shares of two peaks, {shown} TFLOP/s"
+        return several_peaks(found) if "results.mfu" in self.results else ""
 
     @property
     def _above_peak(self) -> str:
@@ -121,16 +148,30 @@ class Difference:
         said = [(name, above_peak(facts, "results.")) for name, facts in whose]
         return "; ".join(f"{name}: {why}" for name, why in said if why)
 
-    def beside(self, key: str) -> tuple[str, Any, Any, float | None]:
-        """A line of the comparison: what it is, both values, and of two numbers the second over
-        the first; no ratio of losses on two texts, or of shares of two peaks."""
+    def beside(self, key: str) -> Beside:
+        """A line of the comparison, called as the column of `lab.load`."""
+        name = self._column(key)
+        first, second = (facts.get(key) for facts in (self.one, self.other))
+        return Beside(name, first, second, *self.change(name, first, second))
+
+    def _column(self, key: str) -> str:
+        """What `lab.load` calls a fact: a setting that a result is called like keeps `config.`."""
         name = key.removeprefix("config.").removeprefix("results.")
-        values = [in_unit(name, facts.get(key)) for facts in (self.one, self.other)]
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        ratio = numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
-        if (self._two_texts and name.endswith(_OF_A_TEXT)) or (self._two_peaks and name == "mfu"):
-            ratio = None
-        return RESULTS.get(name, name), values[0], values[1], ratio
+        is_taken = name in DERIVED or f"results.{name}" in self.one | self.other
+        return key if key.startswith("config.") and is_taken else name
+
+    def change(self, name: str, first: Any, second: Any) -> tuple[float | None, float | None]:
+        """From the first of two numbers to the second: of losses their difference, of all else
+        their ratio (ratio, difference); neither for losses on two texts, shares of several peaks,
+        speeds of two machines, and what is no number."""
+        there = all(type(value) in (int, float) for value in (first, second))
+        of_text, timed = name.endswith(_OF_A_TEXT), f"results.{name}" in _TIMED
+        apart = (of_text and self._two_texts) or (timed and self._two_machines)
+        if not there or apart or (name == "mfu" and self._two_peaks):
+            return None, None
+        if name.endswith("_loss"):
+            return None, second - first
+        return (second / first if first else None), None
 
 
 def differing(number: int, what: str) -> str:
@@ -171,34 +212,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "outcome": summary.outcome,
         "started": summary.started,
     } | flatten(parts)
-
-
-def differing_settings(runs: Iterable[Run]) -> dict[Path, str]:
-    """What sets each run's config apart from those of the same study, variant and part, in words
-    (`optim.lr=0.001`), what fewest have first: see `settings_apart`. What more than half of them
-    have is left out, and a profile stands for all that it sets."""
-    by_profile = defaultdict(list)
-    profiles = defaultdict(set)
-    for run in runs:
-        profile = planned_profile(run)
-        by_profile[profile].append(run)
-        profiles[_which(run)].add(profile)
-    found = {}
-    for profile, same in by_profile.items():
-        apart = settings_apart(same)
-        there = Counter(map(_which, same))
-        have = Counter((_which(run), item) for run in same for item in apart[run.folder].items())
-        for run in same:
-            which = _which(run)
-            told = {"profile": profile} if profile and len(profiles[which]) > 1 else {}
-            rare = [
-                (have[which, item], *item)
-                for item in apart[run.folder].items()
-                if have[which, item] <= there[which] / 2
-            ]
-            told |= {key: value for _, key, value in sorted(rare)}
-            found[run.folder] = ", ".join(f"{key}={value}" for key, value in told.items())
-    return found
 
 
 def planned_profile(run: Run) -> str | None:

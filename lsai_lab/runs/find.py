@@ -7,6 +7,7 @@ A run that goes on, or was stopped before it could end, is found, too; its outco
 import functools
 import os
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -56,7 +57,15 @@ def find_folder(
     if (found := _only(text, recorded)) is not None:
         return found
     known = [name for one in [*own, *recorded] for name in one.names]
-    raise UserError(f"no run {text!r}{hint(text, known)}")
+    there = _within(text, known)
+    said = f"; there are {', '.join(there)}" if there else hint(text, known)
+    raise UserError(f"no run {text!r}{said}")
+
+
+def _within(text: str, names: list[str]) -> list[str]:
+    """Of a machine its studies, `h100/memory`, of its study the variants, `h100/memory.bf16`."""
+    parts = (re.match(re.escape(text) + r"[/.][^/.]+", name) for name in names)
+    return sorted({part[0] for part in parts if part})
 
 
 def begun(runs_root: Path) -> list[Path]:
@@ -126,11 +135,16 @@ def repeats_of(run: Run) -> list[Run]:
 
 
 def which_repeat(run: Run, repeats: list[Run]) -> str:
-    """Which of these repeats the run is, `, repeat 1 of 3`; empty if it is the only one."""
-    if len(repeats) < 2:
-        return ""
-    place = [each.folder.name for each in repeats].index(run.folder.name)
-    return f", repeat {place + 1} of {len(repeats)}"
+    """Which of these repeats the run is, `, seed 0, one of 3 repeats`; empty if it is the only
+    one."""
+    return f", {seed_of(run)}, one of {len(repeats)} repeats" if len(repeats) > 1 else ""
+
+
+def seed_of(run: Run) -> str:
+    """What tells a run from its repeats: `seed 0`; of one without a seed `repeat 0`, as the column
+    counts."""
+    seed = run.config.get("seed")
+    return f"repeat {run.summary.id.repeat}" if seed is None else f"seed {seed}"
 
 
 def _repeated(which: RunId) -> tuple[str, str, str]:

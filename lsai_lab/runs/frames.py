@@ -14,7 +14,12 @@ from lsai_core.base.tables import Part, as_text, value
 
 WIDE = 20  # columns; with more, the first ones are shown
 _OPTIONS = ("display.float_format", value, "display.width", 160, "display.max_columns", WIDE)
-_JUDGED = ("machine", "bound", "value", "low", "high", "n", "verdict", "note")  # of claims
+_JUDGED = ("claim", "machine", "measured", "bound", "verdict", "note")  # of claims
+_USUAL = {
+    "outcome": "ok",
+    "disturbed": 0,
+    "differs": "",
+}  # of a summary, told where it is otherwise
 _RATES = ("tflops", "per_s")  # so ends the name of a rate
 _QUOTED = re.compile(r"'([^']+)'")
 
@@ -53,7 +58,13 @@ def _no_column(name: str, frame: pd.DataFrame) -> str:
 
 
 class Frame(pd.DataFrame):
-    """A frame of pandas in all that it does."""
+    """A frame of pandas in all that it does: `query`, `groupby`, `sort_values`, `plot`.
+
+    Of many columns it shows those that people look for first; `list(frame)` has all names, and
+    notebooks/README.md says what each means. A row of a frame of runs is a run:
+    `lab.find_run(runs.iloc[0])` opens it, `lab.steps`, `lab.kernels` and `lab.compare` take it.
+    `lab.summarize` gives the figures of repeats, `lab.table` shows any frame in a report.
+    """
 
     @property
     def _constructor(self) -> Callable[..., pd.DataFrame]:
@@ -76,18 +87,21 @@ class Frame(pd.DataFrame):
         with pd.option_context(*_OPTIONS, *_dimensions(note)):
             if note and not len(self):
                 return note
-            return f"{self._narrow()!r}\n\n{note}" if note else super().__repr__()
+            return f"{self._narrow()!r}\n\n{note}" if note else repr(self._narrow())
 
     def _repr_html_(self) -> str | None:
         note = self._left_out()
         with pd.option_context(*_OPTIONS, *_dimensions(note)):
-            if not note:
-                return super()._repr_html_()  # type: ignore[operator, no-any-return]
             table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
-            return f"{table}<p>{html.escape(note)}</p>"
+            return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
 
     def _narrow(self) -> pd.DataFrame:
         frame = pd.DataFrame(self)[first_columns(self)].astype(object)
+        if "disturbed" in frame and not _is_summary(self):  # a long text
+            frame["disturbed"] = frame["disturbed"].where(frame["disturbed"].isna(), "yes")
+        for name in [name for name in frame if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
+            ends = self[f"{name}_low"], self[f"{name}_high"]
+            frame[name] = [_with_ends(*each) for each in zip(frame[name], *ends, strict=True)]
         return frame.where(frame.notna(), "–")
 
     def _left_out(self) -> str:
@@ -100,9 +114,9 @@ class Frame(pd.DataFrame):
         if number == there:
             return ""
         if _is_summary(self):
-            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, run"
+            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, disturbed, run"
         elif _is_judged(self):
-            what, more = "claim", "sentence, runs, bound_set, first_run, of losses the text"
+            what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
         elif _is_of_points(self):
             what, more = "point", "times, errors, quartiles, reason, run"
         else:
@@ -174,6 +188,12 @@ for _name in _NAMING:
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
 
 
+def _with_ends(figure: Any, low: Any, high: Any) -> Any:
+    """A figure with the range of its repeats, if they differ: `447,956 (447,806–449,552)`."""
+    ends = [value(low), value(high)]
+    return figure if ends[0] == ends[1] else f"{value(figure)} ({'–'.join(ends)})"
+
+
 def _dimensions(note: str) -> tuple[str, Any]:
     """Whether pandas says how large a frame is: a note does so itself."""
     return "display.show_dimensions", False if note else "truncate"
@@ -191,9 +211,9 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
     if "run" not in names:
         return names
     if _is_summary(frame):
-        all_good = (frame["outcome"] == "ok").all()
-        ranges = {f"{name}{end}" for name in names for end in ("_low", "_high")}
-        hidden = ranges | {"reason", "run", *(["outcome"] if all_good else [])}
+        hidden = {f"{name}{end}" for name in names for end in ("_low", "_high")}
+        hidden |= {"reason", "run"}
+        hidden |= {name for name in _USUAL if name in frame and (frame[name] == _USUAL[name]).all()}
         return [name for name in names if name not in hidden]
     if len(names) <= WIDE:
         return names

@@ -77,15 +77,20 @@ def unmarked(value: Any) -> Any:
     return html.unescape(value) if isinstance(value, str) else value
 
 
+# Begins a reference in a CSV until the page has named it; `one_line` lets it stand in no text of a
+# record.
+REFERENCE = "\x02"
+_REFERENCE = re.compile(r"@(?=(?:sec|fig|tbl)-)")
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*([eE][-+]?\d+)?\s?[^\W\d_]{0,9}%?")  # with its unit, perhaps
 
 
 def as_csv(frame: pd.DataFrame, **options: Any) -> str:
     """`frame` as CSV, without its index: words as they were, and none that a spreadsheet takes for
-    a formula."""
+    a formula. A reference that the chapter wrote (`@sec-speed`) begins with `REFERENCE`; one of a
+    record is `plain`, so it stays text."""
 
     def cell(value: Any) -> Any:
-        text = unmarked(value)
+        text = unmarked(_REFERENCE.sub(REFERENCE, value) if isinstance(value, str) else value)
         if (
             isinstance(text, str)
             and text[:1] in ("=", "+", "-", "@", "\t", "\r")

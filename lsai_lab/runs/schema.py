@@ -57,7 +57,8 @@ ABOUT = ("profile", "name", "tags", "note")
 # The first columns of a frame of runs, as far as they are there.
 FIRST = (
     *("machine", "study", "variant", "label", "name", "differs", "part", "repeat", "outcome"),
-    *("tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss", "run"),
+    *("tokens_per_s", "step_ms", "mem_peak_allocated_gib", "validation_loss"),
+    *("largest_batch", "largest_size", "points_ok", "matmul_bf16_tflops", "disturbed", "run"),
 )
 DERIVED = ("gpu", "main", "differs", "path")
 

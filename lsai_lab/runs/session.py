@@ -131,14 +131,15 @@ def current_runs(
             for folder in (planned.folder for planned in plan):
                 if folder in runs and folder not in found:
                     found[folder] = runs[folder]
-                    usual = _usual_profile(session, runs[folder])
+                    usual = usual_profile(session, runs[folder].env.get("gpu"))
                     found[folder].profile = profile if profile != usual else None
     return list(found.values())
 
 
-def _usual_profile(session: Session, run: Run) -> str:
-    """The profile that is expected of a run: the session's, if it was named, else its GPU's."""
-    return session.profile_name or studies.detect_profile(session.root, run.env.get("gpu"))
+def usual_profile(session: Session, gpu: str | None) -> str:
+    """The profile that is expected of a run on this GPU: the session's, if it was named, else the
+    GPU's."""
+    return session.profile_name or studies.detect_profile(session.root, gpu)
 
 
 def _by_plan(
@@ -150,7 +151,7 @@ def _by_plan(
     usual: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
     others: dict[tuple[str, str], dict[Path, Run]] = defaultdict(dict)
     for run in find_runs(session.runs_root, study=study):
-        profile, own = _usual_profile(session, run), planned_profile(run)
+        profile, own = usual_profile(session, run.env.get("gpu")), planned_profile(run)
         machine = run.plan.get("machine", "")
         usual[profile, machine][run.folder] = run
         if every_profile and own in known and own != profile:

@@ -12,12 +12,13 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from lsai_core.base import tables
-from lsai_core.base.errors import Known, UserError, hint
+from lsai_core.base.errors import UserError, hint
 from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.config.strict import Strict, validated
 from lsai_core.config.train import Seconds
 from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named
+from lsai_lab.runs.described import Described, words
 from lsai_lab.runs.inputs import code_facts, key_config, resolved_paths, run_inputs
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import RunId, run_key
@@ -99,13 +100,13 @@ class Study(Strict):
     first: list[str] = Field(
         ["*"], description="the runs of a first answer, by name or pattern (baseline, *_2.grid)"
     )
-    parts: dict[Name, Part]
+    parts: Annotated[dict[Name, Part], AfterValidator(Described)]
     recorded_on: dict[str, str] = Field(
         {}, description="by part: whose runs in reports/recorded the chapters tell (a label)"
     )
     base: dict[str, Any] = {}
     sweeps: dict[str, Sweep] = {}
-    variants: Annotated[dict[Name, Variant], AfterValidator(Known)]
+    variants: Annotated[dict[Name, Variant], AfterValidator(Described)]
 
     @model_validator(mode="before")
     @classmethod
@@ -146,30 +147,23 @@ class Study(Strict):
             for name, part in self.parts.items()
         ]
         variants = [
-            (name, spec.label, spec.note, _words(spec.config))
+            (name, spec.label, spec.note, words(spec.config))
             for name, spec in self.variants.items()
         ]
         told = f"{self.question} Compared with: {self.baseline or 'nothing'}."
         heads = ("variant", "label", "note", "settings")
+        base = list(flatten(self.base).items())
         return [
             tables.Part(f"{self.study}: {self.title}", note=told),
             tables.Part("Parts", ("part", "kind", "repeats", "variants"), parts),
             tables.Part("Variants", heads, variants),
-            tables.Part("Settings of all", ("setting", "value"), _pairs(self.base), folded=True),
+            tables.Part("Settings of all", ("setting", "value"), base, folded=True),
         ]
 
     def measured(self, part: str) -> list[str]:
         """The variants of which `part` is measured."""
         patterns = self.parts[part].variants
         return matching(self.variants, patterns) if patterns else list(self.variants)
-
-
-def _pairs(config: dict[str, Any]) -> list[tuple[str, Any]]:
-    return list(flatten(config).items())
-
-
-def _words(config: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in _pairs(config))
 
 
 class Profile(Strict):

@@ -116,7 +116,7 @@ def _empty(train: TrainConfig, device: torch.device) -> Transformer:
         from lsai_core.parallel.build import empty_sharded
 
         return empty_sharded(train, device)
-    model = shaped(train.model, train.attention, grad_checkpoint=train.grad_checkpoint)
+    model = shaped(train.model, train.attention, grad_checkpoint=train.checkpointed)
     return model.to(weight_dtype(train.precision)).to_empty(device=device)
 
 
