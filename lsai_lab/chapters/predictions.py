@@ -49,15 +49,17 @@ def _rows(what: str, tested_on: str, predicted: pd.Series, measured: pd.Series) 
 
 def plans_tried() -> pd.DataFrame:
     """Plans that ran with their budget as the limit of PyTorch's memory: `budget` and `reserved`
-    GiB, and whether they `held`."""
-    path = reading_root() / "reports" / "predictions" / "plans.measured.jsonl"
+    GiB, whether they `held`, and whether some blocks might keep more than others (`filled`)."""
+    folder = reading_root() / "reports" / "predictions"
     rows = [
         {
             "budget": row["budget_gib"],
             "reserved": row["measured"]["reserved_gib"],
             "held": row["measured"]["fits"],
+            "filled": filled,
         }
-        for row in read_jsonl(path)
+        for name, filled in (("plans.measured", False), ("plans.filled", True))
+        for row in read_jsonl(folder / f"{name}.jsonl")
     ]
     return pd.DataFrame(rows)
 
