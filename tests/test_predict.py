@@ -31,7 +31,7 @@ from lsai_core.prediction.inductor import Plan, schema
 from lsai_core.prediction.memory import Prediction, predict, verdict
 from lsai_core.prediction.roofline import estimate
 from lsai_core.prediction.simulate import held_back, simulate
-from lsai_core.profiling.gpus import GPUS, OUTSIDE_GIB, Gpu, find_gpu
+from lsai_core.profiling.gpus import GPUS, OUTSIDE_GIB, Gpu, enough_gib, find_gpu
 from lsai_core.profiling.memory import PhaseMemory
 from lsai_core.training import step
 from lsai_core.training.combinations import checked
@@ -446,9 +446,9 @@ def test_verdicts_and_names_of_gpus() -> None:
     h200 = find_gpu("nvidia h200")
     assert find_gpu("H200") is h200 and find_gpu("rtx4090").memory_gib < 24
     found = predict(tiny())
-    sizes = [
-        Gpu("", "", share * found.needs + OUTSIDE_GIB, 1, 1, False) for share in (0.95, 1.01, 1.5)
-    ]
+    needed = found.needs + OUTSIDE_GIB
+    memories = (0.95 * found.needs + OUTSIDE_GIB, 1.001 * needed, 1.001 * enough_gib(needed))
+    sizes = [Gpu("", "", memory, 1, 1, False) for memory in memories]
     assert [verdict(found, gpu) for gpu in sizes] == ["too large", "tight", "fits"]
     with pytest.raises(UserError, match="known: RTX 4090") as error:
         find_gpu("voodoo2")
