@@ -154,3 +154,15 @@ def test_mfu_of_repeats_with_several_peaks_has_no_ratio(empty: Path) -> None:
     rows = found.repeats.set_index("what")
     assert pd.isna(rows.loc["mfu", "second / first"]) and rows.loc["tokens_per_s"].notna().sum() > 4
     assert "no ratio of MFU: they are shares of several peaks, 1 to 17 TFLOP/s" in repr(found)
+
+
+def test_a_predicted_speed_is_that_of_all_gpus_as_a_measured_one(empty: Path) -> None:
+    runs = lab.recorded("fsdp").query("variant == 'llama_4_alternating' and outcome == 'ok'")
+    run = runs.iloc[0]
+    assert run["world_size"] == 4
+    predicted = lab.predict(run["run"], "h200")
+    assert predicted.tokens_per_s == pytest.approx(run["tokens_per_s"], rel=0.1)
+    assert predicted.gpus["tokens_per_s"][0] == predicted.tokens_per_s
+    many = lab.predict("llama3-8b", "h200", gpus=8)
+    tokens = many.config.tokens_per_step
+    assert many.tokens_per_s == pytest.approx(tokens / (many.step_s or 0))
