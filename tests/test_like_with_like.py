@@ -166,3 +166,24 @@ def test_a_predicted_speed_is_that_of_all_gpus_as_a_measured_one(empty: Path) ->
     many = lab.predict("llama3-8b", "h200", gpus=8)
     tokens = many.config.tokens_per_step
     assert many.tokens_per_s == pytest.approx(tokens / (many.step_s or 0))
+
+
+def test_the_best_is_the_least_memory_and_time_and_the_most_speed(empty: Path) -> None:
+    metrics = ["mem_peak_allocated_gib", "step_ms", "validation_loss", "tokens_per_s", "mfu"]
+    runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    rows = lab.summarize(runs, metrics)
+    for metric, least in zip(metrics, (True, True, True, False, False), strict=True):
+        best = rows[metric].min() if least else rows[metric].max()
+        assert lab.equal_to_best(rows, metric)[metric].iloc[0] == best, metric
+        other = lab.equal_to_best(rows, metric, larger=least)[metric].iloc[0]
+        assert other != best, metric
+    front = lab.pareto(rows, "mem_peak_allocated_gib", "step_ms")
+    assert front["step_ms"].is_monotonic_decreasing and rows["step_ms"].min() in {*front["step_ms"]}
+    both = rows.assign(score=1.0)
+    for choose in (
+        lambda: lab.equal_to_best(both, "score"),
+        lambda: lab.pareto(both, "n", "score"),
+    ):
+        with pytest.raises(UserError, match="'score' is better is not known: add larger=True or"):
+            choose()
+    assert len(lab.equal_to_best(both, "score", larger=True)) == len(rows)
