@@ -187,3 +187,13 @@ def test_the_best_is_the_least_memory_and_time_and_the_most_speed(empty: Path) -
         with pytest.raises(UserError, match="'score' is better is not known: add larger=True or"):
             choose()
     assert len(lab.equal_to_best(both, "score", larger=True)) == len(rows)
+
+
+def test_a_speed_of_several_machines_is_no_number(empty: Path) -> None:
+    runs = lab.recorded("memory").query("part == 'train'")
+    rows = lab.summarize(runs, "tokens_per_s", by="variant")
+    both = lab.summarize(runs, "tokens_per_s").set_index(["variant", "machine"])
+    assert {*rows["machine"]} == {"h100", "h200", "h200-d"} and rows["n"].max() == 5
+    assert rows.set_index(["variant", "machine"])["tokens_per_s"].equals(both["tokens_per_s"])
+    one = lab.summarize(runs.query("machine == 'h100'"), "tokens_per_s", by="variant")
+    assert "machine" not in one, "one machine needs no column"

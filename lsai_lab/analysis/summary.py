@@ -45,16 +45,17 @@ def summarize(
     good run has it.
 
     The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
-    the same settings but for the seed. So `study` and `part` split the rows, too, as columns, where
-    a metric was measured in several; own runs that `lab.load(..., mine=True)` or `lab.sweep` gave
-    are split by `differs`. UserError for a metric that no run can have, or a column of `by` that is
-    not there.
+    the same settings but for the seed, on one machine. So `study`, `part` and `machine` split the
+    rows, too, as columns, where a metric was measured in several; own runs that
+    `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
+    that no run can have, or a column of `by` that is not there.
     """
     metrics, by = listed(metrics), listed(by)
     require_columns(by, runs)
     require_known(metrics, runs.columns)
     values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
-    apart = [name for name in _APART if name in runs and _is_apart(runs[name], values)]
+    several = (*_APART, "machine")
+    apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
     apart += [name for name in ("differs",) if name in runs]
     groups = [*by, *(name for name in apart if name not in by)]
     rows = []
