@@ -84,6 +84,33 @@ def test_weights_gradients_and_states_by_hand() -> None:
     assert gpu.peak_reserved_gib >= gpu.peak_allocated_gib and gpu.verdict == "fits" and gpu.fits
 
 
+def test_the_forward_pass_holds_no_gradients() -> None:
+    matrix = 4 * MIB
+
+    def step(clip: bool) -> SimulatedGpu:
+        with simulated_gpu("h100") as gpu:
+            model = wide().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(3):
+                loss = model(torch.randn(64, 1024, device="cuda")).sum()
+                loss.backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    loss.item()
+                optimizer.step()
+                optimizer.zero_grad()
+        return gpu
+
+    for clip in (False, True):
+        gpu = step(clip)
+        # weights and moments, and the results of layers of 64 rows
+        assert gpu.phases["forward"] == pytest.approx((4 + 8) * matrix, rel=0.05)
+        assert gpu.phases["backward"] > (4 + 8 + 3) * matrix
+        changes = [each.phase for each in gpu.moments]
+        shown = [one for one, before in zip(changes, ["", *changes], strict=False) if one != before]
+        assert shown == 3 * ["forward", "backward", "optimizer"]
+
+
 def test_activations_by_hand() -> None:
     size = 2**22
     assert kept(lambda x: F.dropout(x, 0.1), size) == 2 * size + size  # a mask of one byte

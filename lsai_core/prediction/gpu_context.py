@@ -94,6 +94,17 @@ class StepTracker(PurposeTracker):
         """The phase of the step that the program is in."""
         return running_phase(self.updating)
 
+    def _phase_of(self, func: Any) -> Phase:
+        """The phase that an operator belongs to: the one before where it only looks at what is
+        there, marks a place for a profiler, or changes gradients (norms are clipped) before their
+        update."""
+        phase, before = self.running, self._entered
+        if phase != "forward" or before is None:
+            return phase
+        looks = func.is_view or func is torch.ops.aten._local_scalar_dense.default
+        clips = before == "backward" and not torch.is_grad_enabled()
+        return before if looks or clips or func.namespace == "profiler" else phase
+
     def cause(self) -> str:
         """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
         if self._open[-1] != OTHER:
@@ -110,7 +121,7 @@ class StepTracker(PurposeTracker):
         if self._place is None and self._on_host and self._reads_host(args, kwargs):
             with self.at("host"):
                 return self.__torch_dispatch__(func, types, args, kwargs)
-        if (phase := self.running) != self._entered:
+        if (phase := self._phase_of(func)) != self._entered:
             self._entered = phase
             self.enter(phase)
         try:
