@@ -211,6 +211,16 @@ def test_what_cannot_be_followed_is_named(call: Callable[[Tensor], Tensor], said
     assert len(str(found.value).splitlines()) == 1
 
 
+def test_a_model_from_outside_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters())
+    said = "weights of a Linear were made outside of the context .*; build the model and its opt"
+    with pytest.raises(UserError, match=said), simulated_gpu("h100"):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    assert model(torch.zeros(2, 8)).isfinite().all(), "it is as before"
+
+
 def test_torch_is_as_before_afterwards() -> None:
     answers = torch.cuda.is_available(), torch.cuda.device_count()
     with pytest.raises(RuntimeError, match="mine"), simulated_gpu("24GiB"):
