@@ -197,3 +197,13 @@ def test_a_speed_of_several_machines_is_no_number(empty: Path) -> None:
     assert rows.set_index(["variant", "machine"])["tokens_per_s"].equals(both["tokens_per_s"])
     one = lab.summarize(runs.query("machine == 'h100'"), "tokens_per_s", by="variant")
     assert "machine" not in one, "one machine needs no column"
+
+
+def test_a_summary_is_of_runs_and_of_numbers(empty: Path) -> None:
+    runs = lab.recorded("memory")
+    rows = lab.summarize(runs, "tokens_per_s")
+    with pytest.raises(UserError, match="these rows are summaries already: give runs"):
+        lab.summarize(rows, "tokens_per_s")
+    for metric in ("machine", "run"):
+        with pytest.raises(UserError, match=f"{metric} is no number, so it has no summary"):
+            lab.summarize(runs, metric)

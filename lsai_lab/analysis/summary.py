@@ -48,11 +48,14 @@ def summarize(
     the same settings but for the seed, on one machine. So `study`, `part` and `machine` split the
     rows, too, as columns, where a metric was measured in several; own runs that
     `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
-    that no run can have, or a column of `by` that is not there.
+    that no run can have or that is no number, a column of `by` that is not there, and rows that
+    are summaries already.
     """
     metrics, by = listed(metrics), listed(by)
     require_columns(by, runs)
     require_known(metrics, runs.columns)
+    if "n" in runs and any(f"{metric}_low" in runs for metric in metrics):
+        raise UserError("these rows are summaries already: give runs, as lab.load(...) gives them")
     values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
     several = (*_APART, "machine")
     apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
@@ -70,10 +73,14 @@ def summarize(
 
 
 def _measured(runs: pd.DataFrame, metric: str) -> pd.Series:
-    """The values of the runs that ended ok; of all others missing."""
+    """The values of the runs that ended ok; of all others missing. UserError where they are no
+    numbers."""
     if metric not in runs:
         return pd.Series(float("nan"), index=runs.index)
-    return pd.to_numeric(runs[metric].where(runs["outcome"] == "ok"))
+    try:
+        return pd.to_numeric(runs[metric].where(runs["outcome"] == "ok"))
+    except (TypeError, ValueError):
+        raise UserError(f"{metric} is no number, so it has no summary") from None
 
 
 def _is_apart(names: pd.Series, values: pd.DataFrame) -> bool:
