@@ -211,6 +211,21 @@ def test_what_cannot_be_followed_is_named(call: Callable[[Tensor], Tensor], said
     assert len(str(found.value).splitlines()) == 1
 
 
+def test_what_is_no_whole_step_is_remarked() -> None:
+    with simulated_gpu("h100") as empty:
+        pass
+    assert empty.remark == "no tensor was made on the GPU" and empty.remark in repr(empty)
+    with simulated_gpu("h100") as forward:
+        wide()(torch.randn(2, 1024))
+    said = "no optimizer step was seen: gradients and states of the optimizer do not count"
+    assert forward.remark == said and said in repr(forward) and said in forward._repr_html_()
+    with simulated_gpu("h100") as backward:
+        wide()(torch.randn(2, 1024)).sum().backward()
+    assert backward.remark == "no optimizer step was seen: states of the optimizer do not count"
+    one, two = (simulated(wide, (2, 1024), steps=steps) for steps in (1, 2))
+    assert one.remark.startswith("one optimizer step was seen") and not two.remark
+
+
 def test_a_model_from_outside_is_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     optimizer = torch.optim.AdamW(model.parameters())

@@ -66,6 +66,7 @@ class SimulatedGpu(Shown):
         self.gpu = gpu
         self._tracker = StepTracker()
         self._seen: set[int] = set()
+        self._updates = 0
         self._stack = contextlib.ExitStack()
         self._replayed: Allocator | None = None
 
@@ -140,6 +141,7 @@ class SimulatedGpu(Shown):
 
     def _update_ends(self, *_arguments: Any) -> None:
         self._tracker.updating = False
+        self._updates += 1
 
     def _replay(self, limit: int | None = None) -> Allocator:
         """The allocator after all that the program made and freed. Raises OutOfMemory if `limit`
@@ -198,9 +200,24 @@ class SimulatedGpu(Shown):
         """Whether it gets through, if only by giving cached memory back."""
         return self.verdict != "too large"
 
+    @property
+    def remark(self) -> str:
+        """What the program left out of a whole training step; empty where two were seen."""
+        if not self._tracker.moments:
+            return "no tensor was made on the GPU"
+        missing = ["gradients"] if "backward" not in self._tracker.highest else []
+        if self._updates == 0:
+            missing.append("states of the optimizer")
+            return f"no optimizer step was seen: {' and '.join(missing)} do not count"
+        if self._updates == 1:
+            return (
+                "one optimizer step was seen: only a second one runs beside the first one's states"
+            )
+        return ""
+
     def shown(self) -> Iterable[Part]:
-        """The verdict, both peaks, and the memory by cause; before the program's end only the
-        GPU."""
+        """The verdict, both peaks, the memory by cause, and the remark; before the program's end
+        only the GPU."""
         if self._replayed is None:
             yield Part(f"simulated {self.gpu.name}; its program has not ended")
             return
@@ -213,7 +230,7 @@ class SimulatedGpu(Shown):
         heads = ("without workspaces", "GiB")
         room = f"{usable_gib(self.gpu):.1f} of {self.gpu.memory_gib:.1f} GiB surely fit"
         title = f"simulated {self.gpu.name}: {self.verdict}; {peaks}; {room}"
-        yield Part(title, heads, causes)
+        yield Part(title, heads, causes, note=self.remark)
 
     @property
     def phases(self) -> dict[str, float]:
