@@ -40,6 +40,10 @@ def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Pat
     assert {"run", "tokens_per_s_low", "outcome"} <= {*rows}, "they are there"
     assert "/memory/" in repr(rows[["label", "run"]]), "who names a column sees it"
     failed = rows.assign(outcome="failed")
+    assert text.endswith("The others: <metric>_low, <metric>_high, outcome, reason, run")
+    quiet = repr(rows[rows["disturbed"] == 0])
+    assert quiet.endswith("<metric>_high, outcome, disturbed, reason, run"), "what is hidden"
+    assert repr(failed).endswith("<metric>_high, reason, run")
     assert "failed" in repr(failed) and "x" in repr(rows.assign(share="x"))
 
 
