@@ -9,6 +9,7 @@ from typing import Any
 
 import anybody
 import anybody_more
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -233,7 +234,20 @@ def test_a_model_from_outside_is_refused() -> None:
     with pytest.raises(UserError, match=said), simulated_gpu("h100"):
         model(torch.randn(2, 8)).sum().backward()
         optimizer.step()
+    for move in (lambda: model.cuda(), lambda: model.to(torch.bfloat16)):
+        with pytest.raises(UserError, match=said), simulated_gpu("h100"):
+            move()
     assert model(torch.zeros(2, 8)).isfinite().all(), "it is as before"
+    with torch.device("meta"):
+        empty = nn.Linear(8, 8)
+    with simulated_gpu("h100"):
+        empty.to_empty(device="cuda")(torch.randn(2, 8, device="cuda"))
+
+
+@pytest.mark.parametrize("read", [np.asarray, lambda x: x.numpy()])
+def test_values_for_numpy_are_refused_in_one_line(read: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(UserError, match="no values for NumPy"), simulated_gpu("h100"):
+        read(torch.randn(2, device="cuda").sum().detach().cpu())
 
 
 def test_torch_is_as_before_afterwards() -> None:

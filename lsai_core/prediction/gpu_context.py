@@ -22,12 +22,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
@@ -44,7 +42,7 @@ from lsai_core.prediction.allocator import (
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.moments import Moment, Moments
-from lsai_core.prediction.presented import OnGpu, capability_of, presented
+from lsai_core.prediction.presented import OnGpu, capability_of, presented, require_inside
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
 from lsai_core.prediction.simulated_compile import compiling
@@ -114,11 +112,7 @@ class SimulatedGpu(Shown):
     def _name_own_weights(self, module: nn.Module) -> None:
         name_sharding(module, self._tracker)
         for parameter in module.parameters(recurse=False):
-            if not (isinstance(parameter, FakeTensor) or is_traceable_wrapper_subclass(parameter)):
-                raise UserError(
-                    f"simulated_gpu: the weights of a {type(module).__name__} were made outside of "
-                    "the context and would not count; build the model and its optimizer inside"
-                )
+            require_inside(module, parameter)
             self._tracker.mark(parameter, "weights")
             if parameter.requires_grad and id(parameter) not in self._seen:
                 self._seen.add(id(parameter))

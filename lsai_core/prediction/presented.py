@@ -18,7 +18,9 @@ from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
@@ -45,6 +47,10 @@ class OnGpu(TorchFunctionMode):
             return args[0]
         if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__) and isinstance(args[0], FakeTensor):
+            raise UserError(
+                "simulated_gpu has no values for NumPy; .item() and .tolist() give zeros"
+            )
         if func in _MOVES:
             return self._moved(func, args, given, kwargs)
         if _is_cpu(given.get("device")) or (func is torch.tensor and "device" not in given):
@@ -227,6 +233,15 @@ def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
+def require_inside(module: nn.Module, parameter: nn.Parameter) -> None:
+    """UserError for a parameter of `module` that was made before the simulation."""
+    if not (isinstance(parameter, FakeTensor) or is_traceable_wrapper_subclass(parameter)):
+        raise UserError(
+            f"simulated_gpu: the weights of a {type(module).__name__} were made outside of the "
+            "context and would not count; build the model and its optimizer inside"
+        )
+
+
 def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[..., nn.Module]:
     """`nn.Module._apply`, behind `to` and its kind; torch's own cannot swap fake parameters. One
     that leaves the meta device becomes another, which `moved` keeps for those that share it."""
@@ -251,6 +266,8 @@ def _apply(moved: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> Callable[...,
             child._apply(function)
         for name, parameter in module._parameters.items():
             if parameter is not None:
+                if not parameter.is_meta:
+                    require_inside(module, parameter)
                 module._parameters[name] = converted(parameter, function)
         for name, buffer in module._buffers.items():
             if buffer is not None:
