@@ -266,3 +266,9 @@ def test_a_run_in_one_line_says_its_loss_and_who_disturbed_it(empty: Path) -> No
     run = lab.find_run(write_run(empty, "memory", "bf16", results=results))
     assert "5 tokens/s, disturbed: 2 other runs, " in repr(run)
     assert "2 other runs" in run._repr_html_().partition("<details>")[0]
+
+
+def test_curves_are_smoothed_over_whole_steps(empty: Path) -> None:
+    for smooth in (-3, 0, 1.5):
+        with pytest.raises(UserError, match=f"smooth is a whole number .*, not {smooth}"):
+            lab.curves(RECORDED, smooth=smooth)
