@@ -164,7 +164,8 @@ def test_9_and_10_time_in_all_and_gpu_hours(page: Any) -> None:
         gpus = int((re.findall(r"FSDP over (\d+)", best) or [1])[0])
         hours = 10e9 / number(row["all"]) / 3600
         told = re.search(r"10 billion tokens take ([\d.,]+) (hours|days)", said)
-        assert ("The speed of several GPUs is estimated." in said) == (gpus > 1)
+        estimated = "The speed of several GPUs is estimated: as one among 4, with messages."
+        assert (estimated in said) == (gpus > 1)
         assert told and number(told[1]) * (24 if told[2] == "days" else 1) == pytest.approx(
             hours, rel=0.01
         )
@@ -219,6 +220,12 @@ def test_no_gpu_of_several_is_faster_than_one_alone(page: Any) -> None:
         assert compared >= 4
     said = put(page, model="llama3-70b", products="bf16", order="fewest")
     assert "Its speed over more than one node of 8 was not measured." in said
+
+
+def test_a_gpu_without_fp8_is_no_matter_of_their_number(page: Any) -> None:
+    put(page, gpu="H100", products="fp8")
+    kinds = {row[0]: row[2:4] for row in table(page)}
+    assert kinds["A100-80"] == ["none", "no fp8 matmuls"] and kinds["H100"][0].isdigit()
 
 
 def test_words_of_what_is_estimated_changed_or_short(page: Any) -> None:

@@ -35,6 +35,7 @@ COMPARED = [
     ("h200-c", "bf16, compiled", "ours_bf16", "hf_flash_compiled"),
     ("h200-g", "fp8, compiled", "ours_fp8_tensorwise", "megatron_fp8_current_graph"),
     ("h200-g", "fp8, delayed scales", "ours_fp8", "megatron_fp8_delayed_graph"),
+    ("h200-j", "fp8, delayed scales", "ours_fp8", "megatron_fp8_delayed"),
     ("h200-h", "bf16, compiled", "ours_bf16", "megatron_bf16_graph"),
     ("h100", "bf16, compiled", "ours_bf16", "titan_compiled"),
     ("h200", "bf16, compiled", "ours_bf16", "titan_compiled"),
@@ -56,8 +57,8 @@ def _speeds(runs: pd.DataFrame) -> pd.DataFrame:
 
 def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per comparison of study peers (`runs`): `session`, `gpu`, `precision`, the `peer`'s
-    setting, `ours` and `theirs` (tokens/s, medians), `ratio` with the `low` and `high` of its pairs
-    of one round each, and the lead in `ms` a step."""
+    setting, `sequences` a step, `ours` and `theirs` (tokens/s, medians), `ratio` with the `low` and
+    `high` of its pairs of one round each, and the lead in `ms` a step."""
     good = _speeds(runs)
     rows = []
     for session, precision, ours, theirs in COMPARED:
@@ -67,6 +68,7 @@ def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
         speeds = [each["tokens_per_s"].median() for each in (mine, peer)]
         lead_ms = peer["step_ms"].median() - mine["step_ms"].median()
         row = {"session": session, "gpu": mine["gpu"].iloc[0], "precision": precision}
+        row |= {"sequences": int(mine["batch_size"].iloc[0])}
         row |= {"peer": NAMES[theirs], "ours": speeds[0], "theirs": speeds[1]}
         row |= {"ratio": speeds[0] / speeds[1], "low": pairs.min(), "high": pairs.max()}
         rows.append(row | {"n": pairs.count(), "ms": lead_ms, "run": mine["run"].iloc[0]})

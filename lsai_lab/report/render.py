@@ -9,12 +9,13 @@ too little memory, costs the PDF only.
 import contextlib
 import datetime
 import hashlib
+import importlib.metadata
 import json
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape, unescape
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import yaml
 from lsai_core.base.code import version_of
 from lsai_core.base.files import write_text
 from lsai_lab.report.brand import brand_colors
-from lsai_lab.report.engines import RESULTS, Engine, call, find_quarto
+from lsai_lab.report.engines import PDF, RESULTS, Engine, call, find_quarto
 from lsai_lab.report.numbers import COLLECT, differing
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
@@ -71,10 +72,12 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
 
 def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | None) -> list[Path]:
     made = []
+    has_pdf = "pdf" in formats or (out / PDF).exists()
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
         result = out / RESULTS[name]
-        key, stamp = _sources(reports, name, quarto, out), reports / "_build" / f"rendered.{name}"
+        key = f"{_sources(reports, name, quarto, out)} {has_pdf}"
+        stamp = reports / "_build" / f"rendered.{name}"
         if result.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
             made.append(result)
             print(f"report: {result} (unchanged)", flush=True)
@@ -86,7 +89,7 @@ def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | No
                     to = name.replace("pdf", "typst")
                     output = call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
-                    output = _pandoc(reports, Path(folder), name)
+                    output = _pandoc(reports, Path(folder), name, has_pdf)
                 if name == "html":
                     _name_references(Path(folder))
                 left = ("*.typ", *["data"] * (name == "pdf"))  # the pages' data are theirs
@@ -118,8 +121,9 @@ def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
     return digest.hexdigest()
 
 
-def _pandoc(reports: Path, folder: Path, name: str) -> str:
-    """A page of HTML a chapter with their pictures beside them, or one PDF."""
+def _pandoc(reports: Path, folder: Path, name: str, has_pdf: bool) -> str:
+    """A page of HTML a chapter with their pictures beside them, the first with a link to the PDF if
+    the book has one; or that PDF."""
     try:
         pandoc = pypandoc.get_pandoc_path()
     except OSError:
@@ -160,7 +164,7 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
     shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
     shutil.copytree(folder / target, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / target)
-    finish_pages(folder, settings["chapters"], settings["parts"], _title(facts))
+    finish_pages(folder, settings["chapters"], settings["parts"], _title(facts, has_pdf))
     return output
 
 
@@ -178,10 +182,24 @@ def _name_references(folder: Path) -> None:
             write_text(path, named)
 
 
-def _title(facts: dict[str, object]) -> str:
-    """The book's title as the front page has it."""
-    about = [f"<p class={key}>{escape(str(facts[key]))}</p>" for key in ("subtitle", "date")]
-    return f"<header><p class=title>{escape(str(facts['title']))}</p>{''.join(about)}</header>"
+def _title(facts: dict[str, object], has_pdf: bool) -> str:
+    """The book's title as the front page has it: with its author, the package's license and
+    repository, as far as they are declared, and a link to the PDF, if there is one."""
+    about = [f"<p class={key}>{escape(str(facts[key]))}</p>" for key in ("title", "subtitle")]
+    line = [escape(str(facts[key])) for key in ("date", "author") if facts.get(key)]
+    line += [*_declared(), *[f'<a href="{PDF}">PDF</a>'] * has_pdf]
+    return f"<header>{''.join(about)}<p class=date>{' · '.join(line)}</p></header>"
+
+
+def _declared() -> Iterator[str]:
+    """The package's license and its repository, as HTML; nothing where it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        declared = importlib.metadata.metadata("lsai")
+        yield from map(escape, declared.get_all("License-Expression") or [])
+        for each in declared.get_all("Project-URL") or []:
+            name, _, address = each.partition(", ")
+            if name.lower() == "repository":
+                yield f'<a href="{escape(address)}">{escape(name)}</a>'
 
 
 def execute_and_render(

@@ -105,7 +105,7 @@ export const draw = (el, data, ask) => {
         `${digits(now.train)} billion tokens take ${long(best)}`
         + `${best.n > 1 ? `, or ${digits(hours(best) * best.n)} GPU-hours` : ""}.`);
       if (!gpus[now.gpu].timed) words.push("The speed is estimated from the data sheet.");
-      else if (best.n > 1) words.push("The speed of several GPUs is estimated.");
+      else if (best.n > 1) words.push(`The speed of several GPUs is estimated: as one among ${best.way.among}, with messages.`);
     } else if (best.n > data.node) words.push(`Its speed over more than one node of ${data.node} was not measured.`);
     if (best.room) words.push(`It fits up to ${count(best.room)} tokens a GPU${sequences ? `, ${count(sequences)} `
       + `sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
@@ -126,8 +126,7 @@ export const draw = (el, data, ask) => {
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
       const verdict = ["fits", "tight", "too large"][row.rank];
       const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), count(row.room)].map((cell, place) => {
-        const node = make("td", place ? {} : { className: verdict.split(" ").at(-1) },
-          ["NaN", "0"].includes(cell) ? "–" : cell);
+        const node = make("td", place ? {} : { className: verdict.split(" ").at(-1) }, ["NaN", "0"].includes(cell) ? "–" : cell);
         node.dataset.label = labels[place];
         return node;
       });
@@ -136,10 +135,11 @@ export const draw = (el, data, ask) => {
         make("th", { scope: "row" }, row.name, ...host), make("td", {}, bar), ...cells);
     }));
     explain(best);
-    const fewest = Object.entries(gpus).map(([gpu, { memory, timed }]) => {
+    const fewest = Object.entries(gpus).map(([gpu, { memory, timed, fp8 }]) => {
       const [first] = tried(gpu, 64).filter((row) => !row.rank).sort(order("fewest"));
-      return [gpu, gib(memory), ...first ? [first.n, first.name, gib(first.size), first.all
-        ? `${timed ? "" : "≈ "}${count(first.all)}` : null] : ["none", "nothing up to 64 GPUs", null, null]];
+      return [gpu, gib(memory), ...first ? [first.n, first.name, gib(first.size),
+        first.all ? `${timed ? "" : "≈ "}${count(first.all)}` : null]
+        : ["none", fp8 || products === "bf16" ? "nothing up to 64 GPUs" : "no fp8 matmuls", null, null]];
     });
     others.replaceChildren(make("caption", {}, "The fewest GPUs of each kind that fit (≈: speed by the data sheet)"),
       ...grid(["GPU", "GiB", "GPUs", "technique", "GiB needed", "tokens/s, all"], fewest));

@@ -86,11 +86,11 @@ def _shape(name: str) -> dict[str, int]:
 
 
 def _way(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One setting: of each GPU the seconds of a step (`_time`), and as `rows`, by tokens, what it
-    needs; of the first model, which others are scaled from, with every part at some moments of the
-    step."""
+    """One setting: of each GPU the seconds of a step (`_time`) `among` how many, and as
+    `rows`, by tokens, what it needs; of the first model, which others are scaled from, with every
+    part at some moments of the step."""
     first = rows[0]
-    found = {name: first[name] for name in AXES[:-1]}
+    found = {name: first[name] for name in AXES[:-1]} | {"among": first["gpus"]}
     keys = ("tokens", "needs", "least", "host", "parts")
     found["rows"] = [{key: row[key] for key in keys} for row in rows]
     names = [gpu for gpu in first["seconds"] if all(gpu in row["seconds"] for row in rows)]
@@ -124,7 +124,7 @@ def _moments(lines: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def _between_counts(ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Ways for counts of GPUs that were not predicted: what a GPU keeps of a shared model goes by
-    1 / count; its time is that of the predicted count, in one node."""
+    1 / count; its time is that of the predicted count, `among`, in one node."""
     shared = [way for way in ways if way["gpus"] > 1]
     for few in shared:
         same = [name for name in AXES[:-1] if name != "gpus"]
@@ -138,7 +138,8 @@ def _between_counts(ways: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 continue
             share = (1 / few["gpus"] - 1 / count) / (1 / few["gpus"] - 1 / many["gpus"])
             time = few["time"] if count <= NODE else {}
-            yield mixed(few, many, share) | {"gpus": count, "time": time}
+            among = {"gpus": count, "time": time, "among": few["among"]}
+            yield mixed(few, many, share) | among
 
 
 def mixed(one: Any, two: Any, share: float) -> Any:
