@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterable, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -15,7 +14,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError, hint
-from lsai_lab.interactive.asked import require_numbers
 from lsai_lab.project.files import listed
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
 from lsai_lab.report.show import shown_once
@@ -58,7 +56,8 @@ def curves(
     over so many steps. UserError for an unknown column, with the nearest names, if no run has one,
     or for more runs than a picture can tell apart.
     """
-    require_numbers({"smooth": smooth}, Integral, "a whole number of at least 1")
+    if not (isinstance(smooth, int) and smooth > 0):
+        raise UserError(f"smooth is a whole number of at least 1, not {smooth!r}")
     asked = all_runs(runs)
     if not asked:
         raise UserError("lab.curves wants runs: rows of lab.load(...), names, folders")
