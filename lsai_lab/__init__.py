@@ -10,8 +10,8 @@ Runs, as frames:
     lab.points(runs)                     one row a measured point of a bench (attention, context,
                                          gemm)
     lab.config(run)                      what a training run trained, as a TrainConfig
-    lab.studies(), lab.study(name)       the studies' names; one's title, question, baseline and
-                                         variants
+    lab.studies(), lab.study(name)       the studies and how many recorded runs each has; one's
+                                         title, question, baseline and variants
     lab.machines()                       what the labels of the machines stand for: h200, h200-d
 
 Runs of your own (a run is a row of `load`, a folder, the name you gave it, its key, or

@@ -126,3 +126,13 @@ def test_what_a_frame_is_asked_about_itself_leads_on(empty: Path) -> None:
     told = shell.object_inspect_mime("runs", detail_level=0)["text/plain"]
     for name in ("lab.find_run(", "lab.summarize", "notebooks/README.md", "query"):
         assert name in told
+
+
+def test_the_studies_say_what_they_are_and_how_many_runs_are_recorded(empty: Path) -> None:
+    rows = lab.studies()
+    assert [*rows] == ["study", "title", "recorded"] and rows["study"].is_unique
+    for name in ("memory", "gemm"):
+        one = rows.set_index("study").loc[name]
+        assert one["title"] == lab.study(name).title
+        assert one["recorded"] == len(lab.recorded(name)) > 0
+    assert "Memory-efficient training" in repr(rows)

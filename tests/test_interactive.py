@@ -46,7 +46,9 @@ def test_runs_studies_configs_and_predictions_show_tables(empty: Path) -> None:
     results = run.results
     first, _, rest = results._repr_html_().partition("<details>")
     assert first.count("<tr>") == 11 and "tokens_per_s" in first and "mfu_peak_source" in rest
-    assert repr(results).count("\n") == 10
+    ten, blank, last = repr(results).rpartition("\n\n")
+    assert ten.count("\n") == 10 and blank
+    assert last == f"not shown: {len(results) - 11} more; list(results) has all names"
     both = lab.compare(RECORDED, "h200/memory.bf16")
     assert "tokens_per_s" in repr(both) and "<details>" in both._repr_html_()
 

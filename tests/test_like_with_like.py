@@ -154,3 +154,56 @@ def test_mfu_of_repeats_with_several_peaks_has_no_ratio(empty: Path) -> None:
     rows = found.repeats.set_index("what")
     assert pd.isna(rows.loc["mfu", "second / first"]) and rows.loc["tokens_per_s"].notna().sum() > 4
     assert "no ratio of MFU: they are shares of several peaks, 1 to 17 TFLOP/s" in repr(found)
+
+
+def test_a_predicted_speed_is_that_of_all_gpus_as_a_measured_one(empty: Path) -> None:
+    runs = lab.recorded("fsdp").query("variant == 'llama_4_alternating' and outcome == 'ok'")
+    run = runs.iloc[0]
+    assert run["world_size"] == 4
+    predicted = lab.predict(run["run"], "h200")
+    assert predicted.tokens_per_s == pytest.approx(run["tokens_per_s"], rel=0.1)
+    assert predicted.gpus["tokens_per_s"][0] == predicted.tokens_per_s
+    many = lab.predict("llama3-8b", "h200", gpus=8)
+    tokens = many.config.tokens_per_step
+    assert many.tokens_per_s == pytest.approx(tokens / (many.step_s or 0))
+
+
+def test_the_best_is_the_least_memory_and_time_and_the_most_speed(empty: Path) -> None:
+    metrics = ["mem_peak_allocated_gib", "step_ms", "validation_loss", "tokens_per_s", "mfu"]
+    runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    rows = lab.summarize(runs, metrics)
+    for metric, least in zip(metrics, (True, True, True, False, False), strict=True):
+        best = rows[metric].min() if least else rows[metric].max()
+        assert lab.equal_to_best(rows, metric)[metric].iloc[0] == best, metric
+        other = lab.equal_to_best(rows, metric, larger=least)[metric].iloc[0]
+        assert other != best, metric
+    front = lab.pareto(rows, "mem_peak_allocated_gib", "step_ms")
+    assert front["step_ms"].is_monotonic_decreasing and rows["step_ms"].min() in {*front["step_ms"]}
+    both = rows.assign(score=1.0)
+    for choose in (
+        lambda: lab.equal_to_best(both, "score"),
+        lambda: lab.pareto(both, "n", "score"),
+    ):
+        with pytest.raises(UserError, match="'score' is better is not known: add larger=True or"):
+            choose()
+    assert len(lab.equal_to_best(both, "score", larger=True)) == len(rows)
+
+
+def test_a_speed_of_several_machines_is_no_number(empty: Path) -> None:
+    runs = lab.recorded("memory").query("part == 'train'")
+    rows = lab.summarize(runs, "tokens_per_s", by="variant")
+    both = lab.summarize(runs, "tokens_per_s").set_index(["variant", "machine"])
+    assert {*rows["machine"]} == {"h100", "h200", "h200-d"} and rows["n"].max() == 5
+    assert rows.set_index(["variant", "machine"])["tokens_per_s"].equals(both["tokens_per_s"])
+    one = lab.summarize(runs.query("machine == 'h100'"), "tokens_per_s", by="variant")
+    assert "machine" not in one, "one machine needs no column"
+
+
+def test_a_summary_is_of_runs_and_of_numbers(empty: Path) -> None:
+    runs = lab.recorded("memory")
+    rows = lab.summarize(runs, "tokens_per_s")
+    with pytest.raises(UserError, match="these rows are summaries already: give runs"):
+        lab.summarize(rows, "tokens_per_s")
+    for metric in ("machine", "run"):
+        with pytest.raises(UserError, match=f"{metric} is no number, so it has no summary"):
+            lab.summarize(runs, metric)

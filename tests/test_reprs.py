@@ -40,6 +40,10 @@ def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Pat
     assert {"run", "tokens_per_s_low", "outcome"} <= {*rows}, "they are there"
     assert "/memory/" in repr(rows[["label", "run"]]), "who names a column sees it"
     failed = rows.assign(outcome="failed")
+    assert text.endswith("The others: <metric>_low, <metric>_high, outcome, reason, run")
+    quiet = repr(rows[rows["disturbed"] == 0])
+    assert quiet.endswith("<metric>_high, outcome, disturbed, reason, run"), "what is hidden"
+    assert repr(failed).endswith("<metric>_high, reason, run")
     assert "failed" in repr(failed) and "x" in repr(rows.assign(share="x"))
 
 
@@ -252,3 +256,13 @@ def test_an_empty_frame_says_so(empty: Path) -> None:
     assert repr(seen.top_kernels) == "no rows; columns: name, class, ms, calls"
     assert "no rows; columns: name" in seen.top_kernels._repr_html_()
     assert repr(lab.compare(RECORDED, RECORDED).settings).startswith("no rows; columns: what")
+
+
+def test_a_run_in_one_line_says_its_loss_and_who_disturbed_it(empty: Path) -> None:
+    assert "ok, 449,552 tokens/s, 4.1193 val loss, 7.0941 peak GiB, " in repr(
+        lab.find_run(RECORDED)
+    )
+    results = {"tokens_per_s": 5.0, "disturbed": "2 other runs"}
+    run = lab.find_run(write_run(empty, "memory", "bf16", results=results))
+    assert "5 tokens/s, disturbed: 2 other runs, " in repr(run)
+    assert "2 other runs" in run._repr_html_().partition("<details>")[0]

@@ -84,6 +84,33 @@ def test_weights_gradients_and_states_by_hand() -> None:
     assert gpu.peak_reserved_gib >= gpu.peak_allocated_gib and gpu.verdict == "fits" and gpu.fits
 
 
+def test_the_forward_pass_holds_no_gradients() -> None:
+    matrix = 4 * MIB
+
+    def step(clip: bool) -> SimulatedGpu:
+        with simulated_gpu("h100") as gpu:
+            model = wide().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(3):
+                loss = model(torch.randn(64, 1024, device="cuda")).sum()
+                loss.backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    loss.item()
+                optimizer.step()
+                optimizer.zero_grad()
+        return gpu
+
+    for clip in (False, True):
+        gpu = step(clip)
+        # weights and moments, and the results of layers of 64 rows
+        assert gpu.phases["forward"] == pytest.approx((4 + 8) * matrix, rel=0.05)
+        assert gpu.phases["backward"] > (4 + 8 + 3) * matrix
+        changes = [each.phase for each in gpu.moments]
+        shown = [one for one, before in zip(changes, ["", *changes], strict=False) if one != before]
+        assert shown == 3 * ["forward", "backward", "optimizer"]
+
+
 def test_activations_by_hand() -> None:
     size = 2**22
     assert kept(lambda x: F.dropout(x, 0.1), size) == 2 * size + size  # a mask of one byte
@@ -182,6 +209,31 @@ def test_what_cannot_be_followed_is_named(call: Callable[[Tensor], Tensor], said
     with pytest.raises(UserError, match=said) as found, simulated_gpu("h100"):
         call(torch.randn(8, device="cuda"))
     assert len(str(found.value).splitlines()) == 1
+
+
+def test_what_is_no_whole_step_is_remarked() -> None:
+    with simulated_gpu("h100") as empty:
+        pass
+    assert empty.remark == "no tensor was made on the GPU" and empty.remark in repr(empty)
+    with simulated_gpu("h100") as forward:
+        wide()(torch.randn(2, 1024))
+    said = "no optimizer step was seen: gradients and states of the optimizer do not count"
+    assert forward.remark == said and said in repr(forward) and said in forward._repr_html_()
+    with simulated_gpu("h100") as backward:
+        wide()(torch.randn(2, 1024)).sum().backward()
+    assert backward.remark == "no optimizer step was seen: states of the optimizer do not count"
+    one, two = (simulated(wide, (2, 1024), steps=steps) for steps in (1, 2))
+    assert one.remark.startswith("one optimizer step was seen") and not two.remark
+
+
+def test_a_model_from_outside_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters())
+    said = "weights of a Linear were made outside of the context .*; build the model and its opt"
+    with pytest.raises(UserError, match=said), simulated_gpu("h100"):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    assert model(torch.zeros(2, 8)).isfinite().all(), "it is as before"
 
 
 def test_torch_is_as_before_afterwards() -> None:

@@ -8,33 +8,26 @@
 
 Inside, all tensors are fake: shapes, dtypes and lifetimes are true, and neither arithmetic nor
 memory exists. They take a GPU's way through PyTorch (`gpu_operators.py`, `presented.py`), every
-birth and death is counted (`tracker.py`), and what PyTorch's allocator makes of these is replayed
-(`allocator.py`).
+birth and death is counted (`step_tracker.py`), and what PyTorch's allocator makes of these is
+replayed (`allocator.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
@@ -50,152 +43,20 @@ from lsai_core.prediction.allocator import (
     Verdict,
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
-from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.moments import Moment, Moments
 from lsai_core.prediction.presented import OnGpu, capability_of, presented
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
 from lsai_core.prediction.simulated_compile import compiling
-from lsai_core.prediction.tracker import (
-    ALLOCATION,
-    OTHER,
-    PurposeTracker,
-    by_autograd,
-    storage_of,
-)
+from lsai_core.prediction.step_tracker import StepTracker
+from lsai_core.prediction.tracker import ALLOCATION
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
-from lsai_core.profiling.memory import Phase, running_phase
 
 GIB = 2**30
 _CAUSES = 10  # that are shown one by one
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
-Place = Literal["GPU", "host"]
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
-
-
-class StepTracker(PurposeTracker):
-    """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
-
-    `moments`: (phase, operator, bytes) after each operator that made or freed something.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(on_gpu=True)
-        self.moments: list[tuple[Phase, str, int]] = []
-        self._place: Place | None = None
-        self.updating = False
-        self._operator = ""
-        self._entered: Phase | None = None
-        self._last = 0
-
-    @property
-    def running(self) -> Phase:
-        """The phase of the step that the program is in."""
-        return running_phase(self.updating)
-
-    def cause(self) -> str:
-        """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
-        if self._open[-1] != OTHER:
-            return self._open[-1]
-        phase = self.running
-        return phase if phase == "optimizer" else f"{phase}: {self._operator}"
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:
-            return func(*args)
-        if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
-            func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
-        self._operator = func.name().partition("::")[2].partition(".")[0]
-        if self._place is None and self._on_host and self._reads_host(args, kwargs):
-            with self.at("host"):
-                return self.__torch_dispatch__(func, types, args, kwargs)
-        if (phase := self.running) != self._entered:
-            self._entered = phase
-            self.enter(phase)
-        try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-        except DataDependentOutputException:
-            return _some_value(func, args)
-        except (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError):
-            raise UserError(
-                f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
-                f"depends on values, or it has no fake implementation"
-            ) from None
-        if result is NotImplemented:  # a sharded tensor, whose parts come by here
-            return result
-        name = func.name().partition(".")[0]
-        if name in GPU_SCRATCH:
-            self.scratch(GPU_SCRATCH[name](args, kwargs or {}, result))
-        if self._operator == "all":
-            result.of_all = True
-        if func is torch.ops.aten.native_layer_norm.default:
-            result = _wide_statistics(self, result)
-        if self.live != self._last:
-            self._last = self.live
-            self.moments.append((phase, self._operator, self.live))
-        return result
-
-    def _note(self) -> None:
-        super()._note()
-        self.peak = max(self.peak, self.live)
-
-    def _see(self, value: Any) -> None:
-        # Others are data on the host, but for sharded tensors.
-        if isinstance(value, FakeTensor) or is_traceable_wrapper_subclass(value):
-            super()._see(value)
-
-    @contextlib.contextmanager
-    def at(self, place: Place) -> Iterator[None]:
-        """Tensors that are born inside lie there. Elsewhere the results of what lies on the host
-        lie there, too, and all others on the GPU."""
-        before, self._place = self._place, place
-        try:
-            yield
-        finally:
-            self._place = before
-
-    def lies_on_host(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is not on the GPU."""
-        return storage_of(tensor)._cdata in self._on_host
-
-    def _reads_host(self, args: Any, kwargs: Any) -> bool:
-        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        return bool(read) and all(self.lies_on_host(value) for value in read)
-
-    def _see_storage(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata in self._known:
-            super()._see_storage(storage)
-            return
-        if self._place == "host":
-            self.keep_on_host(storage)
-            return
-        with self.purpose(self.cause()):
-            super()._see_storage(storage)
-
-
-def _some_value(func: Any, args: Any) -> Any:
-    """What a program reads of a tensor's value, which nobody knows: zero; that all are so, and that
-    none is."""
-    if func is not torch.ops.aten._local_scalar_dense.default:
-        raise UserError(
-            f"simulated_gpu cannot follow the operator {func.name()}: its result depends on values"
-        ) from None
-    dtype = args[0].dtype
-    if dtype == torch.bool and getattr(args[0], "of_all", False):
-        return True
-    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
-
-
-def _wide_statistics(tracker: StepTracker, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A GPU's layer norm keeps means and deviations in fp32."""
-    out, *statistics = result
-    if statistics[0].dtype == torch.float32:
-        return result
-    wide = [torch.empty_like(s, dtype=torch.float32) for s in statistics]
-    for tensor in wide:
-        tracker._see(tensor)
-    return (out, *wide)
 
 
 class SimulatedGpu(Shown):
@@ -205,6 +66,7 @@ class SimulatedGpu(Shown):
         self.gpu = gpu
         self._tracker = StepTracker()
         self._seen: set[int] = set()
+        self._updates = 0
         self._stack = contextlib.ExitStack()
         self._replayed: Allocator | None = None
 
@@ -252,6 +114,11 @@ class SimulatedGpu(Shown):
     def _name_own_weights(self, module: nn.Module) -> None:
         name_sharding(module, self._tracker)
         for parameter in module.parameters(recurse=False):
+            if not (isinstance(parameter, FakeTensor) or is_traceable_wrapper_subclass(parameter)):
+                raise UserError(
+                    f"simulated_gpu: the weights of a {type(module).__name__} were made outside of "
+                    "the context and would not count; build the model and its optimizer inside"
+                )
             self._tracker.mark(parameter, "weights")
             if parameter.requires_grad and id(parameter) not in self._seen:
                 self._seen.add(id(parameter))
@@ -274,6 +141,7 @@ class SimulatedGpu(Shown):
 
     def _update_ends(self, *_arguments: Any) -> None:
         self._tracker.updating = False
+        self._updates += 1
 
     def _replay(self, limit: int | None = None) -> Allocator:
         """The allocator after all that the program made and freed. Raises OutOfMemory if `limit`
@@ -332,9 +200,24 @@ class SimulatedGpu(Shown):
         """Whether it gets through, if only by giving cached memory back."""
         return self.verdict != "too large"
 
+    @property
+    def remark(self) -> str:
+        """What the program left out of a whole training step; empty where two were seen."""
+        if not self._tracker.moments:
+            return "no tensor was made on the GPU"
+        missing = ["gradients"] if "backward" not in self._tracker.highest else []
+        if self._updates == 0:
+            missing.append("states of the optimizer")
+            return f"no optimizer step was seen: {' and '.join(missing)} do not count"
+        if self._updates == 1:
+            return (
+                "one optimizer step was seen: only a second one runs beside the first one's states"
+            )
+        return ""
+
     def shown(self) -> Iterable[Part]:
-        """The verdict, both peaks, and the memory by cause; before the program's end only the
-        GPU."""
+        """The verdict, both peaks, the memory by cause, and the remark; before the program's end
+        only the GPU."""
         if self._replayed is None:
             yield Part(f"simulated {self.gpu.name}; its program has not ended")
             return
@@ -347,7 +230,7 @@ class SimulatedGpu(Shown):
         heads = ("without workspaces", "GiB")
         room = f"{usable_gib(self.gpu):.1f} of {self.gpu.memory_gib:.1f} GiB surely fit"
         title = f"simulated {self.gpu.name}: {self.verdict}; {peaks}; {room}"
-        yield Part(title, heads, causes)
+        yield Part(title, heads, causes, note=self.remark)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -380,10 +263,10 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
 
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. Values do not exist:
-    `.item()` gives 0. Raises UserError, with the operator's name, where the program cannot be
-    followed without values, and for what is not simulated: flex_attention, tensor parallelism,
-    torch.compile in other modes than its default or where it makes no single graph
-    (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one of their processes
-    (`process.py`).
+    `.item()` gives 0. Raises UserError for a model that was built outside, with the operator's
+    name where the program cannot be followed without values, and for what is not simulated:
+    flex_attention, tensor parallelism, torch.compile in other modes than its default or where it
+    makes no single graph (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one
+    of their processes (`process.py`).
     """
     return SimulatedGpu(find_gpu(gpu))

@@ -63,8 +63,8 @@ NODE, NETWORK_GB_PER_S, HOP_S = 8, 50.0, 15e-6
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one optimizer step over `tokens` (a GPU's), where they go, and where the rates
-    come from."""
+    """Seconds of one optimizer step over `tokens` (of all GPUs together), where they go on one
+    GPU, and where the rates come from."""
 
     products_s: float
     attention_s: float
@@ -89,7 +89,7 @@ class Estimate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Training speed of one GPU."""
+        """Training speed of all GPUs together."""
         return self.tokens / self.step_s
 
 
@@ -137,7 +137,7 @@ def _of_rank(config: TrainConfig, gpu: Gpu, kernel: str | None, rank: int | None
         exposed_s=exposed_s,
         offload_s=moved / speed.h2d if parallel.cpu_offload else 0.0,
         host_s=0.0 if gpu.is_cpu else host_s,
-        tokens=config.tokens_per_step // parallel.world_size,
+        tokens=config.tokens_per_step,
         source=speed.source + ", exchanges by the data sheet" * by_sheet,
     )
 

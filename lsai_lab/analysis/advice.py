@@ -36,7 +36,7 @@ def advice(rows: pd.DataFrame, baseline: str) -> Iterator[str]:
         also = f"; equal: {', '.join(best['label'][1:])}" if len(best) > 1 else ""
         yield f"  {name:7} {_row(best.iloc[0])}{also}"
     yield "When to use which:"
-    front = pareto(compared, "memory", "speed").sort_values("memory")
+    front = pareto(compared, "memory", "speed", larger=True).sort_values("memory")
     for _, row in front.iterrows():
         yield f"  from {row['memory']:4.0%} of the memory on: {_row(row)}{_loss(row, base)}"
     others = compared[~compared["variant"].isin([*front["variant"], baseline])]

@@ -13,7 +13,7 @@ from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import listed
 from lsai_lab.runs.frames import Frame
-from lsai_lab.runs.result_names import require_known
+from lsai_lab.runs.result_names import more_is_better, require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
 # at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
@@ -45,16 +45,20 @@ def summarize(
     good run has it.
 
     The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
-    the same settings but for the seed. So `study` and `part` split the rows, too, as columns, where
-    a metric was measured in several; own runs that `lab.load(..., mine=True)` or `lab.sweep` gave
-    are split by `differs`. UserError for a metric that no run can have, or a column of `by` that is
-    not there.
+    the same settings but for the seed, on one machine. So `study`, `part` and `machine` split the
+    rows, too, as columns, where a metric was measured in several; own runs that
+    `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
+    that no run can have or that is no number, a column of `by` that is not there, and rows that
+    are summaries already.
     """
     metrics, by = listed(metrics), listed(by)
     require_columns(by, runs)
     require_known(metrics, runs.columns)
+    if "n" in runs and any(f"{metric}_low" in runs for metric in metrics):
+        raise UserError("these rows are summaries already: give runs, as lab.load(...) gives them")
     values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
-    apart = [name for name in _APART if name in runs and _is_apart(runs[name], values)]
+    several = (*_APART, "machine")
+    apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
     apart += [name for name in ("differs",) if name in runs]
     groups = [*by, *(name for name in apart if name not in by)]
     rows = []
@@ -69,10 +73,14 @@ def summarize(
 
 
 def _measured(runs: pd.DataFrame, metric: str) -> pd.Series:
-    """The values of the runs that ended ok; of all others missing."""
+    """The values of the runs that ended ok; of all others missing. UserError where they are no
+    numbers."""
     if metric not in runs:
         return pd.Series(float("nan"), index=runs.index)
-    return pd.to_numeric(runs[metric].where(runs["outcome"] == "ok"))
+    try:
+        return pd.to_numeric(runs[metric].where(runs["outcome"] == "ok"))
+    except (TypeError, ValueError):
+        raise UserError(f"{metric} is no number, so it has no summary") from None
 
 
 def _is_apart(names: pd.Series, values: pd.DataFrame) -> bool:
@@ -127,15 +135,23 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
 
 
 def equal_to_best(
-    rows: pd.DataFrame, metric: str, *, larger: bool = True, within: float = SESSION_SPREAD
+    rows: pd.DataFrame,
+    metric: str,
+    *,
+    larger: bool | None = None,
+    within: float = SESSION_SPREAD,
 ) -> pd.DataFrame:
     """The rows that nothing beats: the best one and those that cannot be told from it, best first.
     Where `rows` have a column `machine`, those of each machine: two machines do not compare.
+
+    `larger`: whether more is better. By default the metric's name says it: less memory, time and
+    loss, more speed and size. UserError for other names without it.
 
     Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
     (`<metric>_low`, `<metric>_high`).
     """
     require_columns([metric], rows)
+    larger = _is_larger_better(metric, larger)
     if _of_several_machines(rows):
         each = functools.partial(equal_to_best, metric=metric, larger=larger, within=within)
         return _by_machine(rows, each)
@@ -152,12 +168,14 @@ def equal_to_best(
 
 
 def pareto(
-    rows: pd.DataFrame, cost: str, gain: str, *, larger: bool = True, same: float = 0.01
+    rows: pd.DataFrame, cost: str, gain: str, *, larger: bool | None = None, same: float = 0.01
 ) -> pd.DataFrame:
-    """The rows that no other beats in both `cost` (less is better) and `gain`, by rising cost; of
-    two rows whose costs differ by less than `same` only the better one. Where `rows` have a column
-    `machine`, one front a machine: two machines do not compare."""
+    """The rows that no other beats in both `cost` (less is better) and `gain` (`larger` as in
+    `equal_to_best`), by rising cost; of two rows whose costs differ by less than `same` only the
+    better one. Where `rows` have a column `machine`, one front a machine: two machines do not
+    compare."""
     require_columns([cost, gain], rows)
+    larger = _is_larger_better(gain, larger)
     if _of_several_machines(rows):
         each = functools.partial(pareto, cost=cost, gain=gain, larger=larger, same=same)
         return _by_machine(rows, each)
@@ -171,6 +189,17 @@ def pareto(
             front.pop()
         front.append(row)
     return rows.loc[front]
+
+
+def _is_larger_better(metric: str, larger: bool | None) -> bool:
+    """`larger`, or else what the metric's name says."""
+    known = more_is_better(metric) if larger is None else larger
+    if known is None:
+        raise UserError(
+            f"whether more or less of {metric!r} is better is not known: add larger=True or "
+            "larger=False"
+        )
+    return known
 
 
 def _of_several_machines(rows: pd.DataFrame) -> bool:

@@ -68,7 +68,7 @@ FORMATS = {
 }
 _TIMED = ("step s", "tokens/s", "rates")
 _COLUMNS = (
-    "share: of the least that the allocator needs. tokens/s of one GPU: a whole step's "
+    "share: of the least that the allocator needs. tokens/s of all GPUs: a whole step's "
     "matmuls, attention, memory traffic and kernel starts at measured rates, or the host's "
     "work where that takes longer; communication is hidden behind them; over 8 GPUs, one "
     "400 Gb/s adapter each. Loading data and waiting are left out."

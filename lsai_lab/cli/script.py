@@ -93,6 +93,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "reserved_gib": found.peak_reserved_gib,
         "phases_gib": found.phases,
         "causes_gib": found.memory,
+        "remark": found.remark,
     }
 
 
@@ -111,3 +112,5 @@ def _print(found: Any) -> None:
         print(f"  {name:40}{size:9.2f}")
     if len(causes) > SHOWN:
         print(f"  {'others':40}{sum(size for _, size in causes[SHOWN:]):9.2f}")
+    if found.remark:
+        print(f"\n{found.remark}")

@@ -16,7 +16,7 @@ from lsai_core.model.hf_config import CONFIG
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.run import Run, find_run
 from lsai_lab.predictions.asked import DEFAULTS, Source
-from lsai_lab.report.load import session, studies, study
+from lsai_lab.report.load import names_of_studies, session, study
 from lsai_lab.runs.find import begun, given_names
 
 # Options of the command line, and their arguments where those are called otherwise.
@@ -30,7 +30,7 @@ def meant(what: str) -> Source | Run:
     if what in PRESETS:
         return Source(model=what)
     name, _, variant = what.partition(".")
-    if name in studies():
+    if name in names_of_studies():
         return Source(study=name, variant=variant or None)
     inside: list[str] = []
     try:
@@ -75,7 +75,8 @@ def source_of(what: Any, named: Mapping[str, Any]) -> Any:
 def gpu_words(gpu: str | float | None, what: Any = None) -> str | None:
     """A GPU by its name; a number is its memory in GiB. UserError for anything else, also where it
     stands in the place of `what`, the model."""
-    if isinstance(gpu, str) and isinstance(what, str) and (gpu in PRESETS or gpu in studies()):
+    both_names = isinstance(gpu, str) and isinstance(what, str)
+    if both_names and gpu in (*PRESETS, *names_of_studies()):
         raise UserError(f"the GPU is the second argument, the model the first: {gpu!r}, {what!r}")
     if isinstance(gpu, int | float) and not isinstance(gpu, bool):
         return f"{gpu:g}GiB"
@@ -94,9 +95,11 @@ def require_numbers(given: Mapping[str, Any], kind: type, words: str) -> None:
 
 def _known() -> list[str]:
     """The names that can be meant, without those of recorded runs."""
-    variants = [f"{name}.{variant}" for name in studies() for variant in study(name).variants]
+    variants = [
+        f"{name}.{variant}" for name in names_of_studies() for variant in study(name).variants
+    ]
     runs = [name for folder in begun(session().runs_root) for name in given_names(folder)]
-    return [*PRESETS, *studies(), *variants, *runs]
+    return [*PRESETS, *names_of_studies(), *variants, *runs]
 
 
 @contextlib.contextmanager

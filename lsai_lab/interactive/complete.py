@@ -29,7 +29,7 @@ from lsai_lab.interactive.results import Results
 from lsai_lab.interactive.seen_values import Names, function_of, value_of
 from lsai_lab.predictions.plan_space import Numerics
 from lsai_lab.project.files import reading_root
-from lsai_lab.report.load import parameter_files, session, studies
+from lsai_lab.report.load import names_of_studies, parameter_files, session
 from lsai_lab.runs.find import begun, given_names, opened
 from lsai_lab.runs.study import load_study
 
@@ -191,7 +191,7 @@ def _of_study(what: str) -> Callable[[_Asked], Iterable[str]]:
 
     def known(asked: _Asked) -> Iterable[str]:
         study = asked.beside("study")
-        there = study in studies()
+        there = study in names_of_studies()
         return getattr(load_study(reading_root(), study), what) if there else ()
 
     return known
@@ -213,11 +213,11 @@ def _questions(asked: _Asked) -> Iterable[str]:
     """What a prediction or a plan can be asked for: models, own runs, studies, behind `memory.` the
     study's variants."""
     study, dot, _ = asked.place.word.partition(".")
-    if dot and study in studies():
+    if dot and study in names_of_studies():
         yield from (f"{study}.{name}" for name in load_study(reading_root(), study).variants)
     yield from PRESETS
     yield from (name for folder in begun(session().runs_root) for name in given_names(folder))
-    yield from (f"{name}." for name in studies())
+    yield from (f"{name}." for name in names_of_studies())
 
 
 def _recorded(word: str) -> Iterable[str]:
@@ -241,7 +241,7 @@ def _named(asked: _Asked) -> Iterable[str]:
         lsai_lab.judged: load_claims,
         lsai_lab.claims_table: load_claims,
         lsai_lab.parameters: parameter_files,
-        lsai_lab.study: studies,
+        lsai_lab.study: names_of_studies,
     }
     return known.get(asked.function, tuple)()
 
@@ -311,7 +311,7 @@ def _arguments(kind: Any) -> list[Any]:
 
 # By the names of arguments: a name means the same in every function of `lab`.
 _KINDS: dict[str, Callable[[_Asked], Iterable[Any] | None]] = {
-    **dict.fromkeys(("study", "studies"), lambda _: studies()),
+    **dict.fromkeys(("study", "studies"), lambda _: names_of_studies()),
     **dict.fromkeys(("variant", "variants"), _of_study("variants")),
     "part": _of_study("parts"),
     "profile": lambda _: sorted(

@@ -67,7 +67,8 @@ class Results(dict[str, Any]):
         rows = [(name, single[name]) for name in first]
         yield Part("", ("result", "value"), rows, note=above_peak(self) if "mfu" in first else "")
         rest = [(name, value) for name, value in single.items() if name not in first]
-        yield Part(f"{len(rest)} more", ("result", "value"), rest, folded=True)
+        if rest:
+            yield Part(f"{len(rest)} more", ("result", "value"), rest, folded=True)
         for name, rows in self.items():
             if isinstance(rows, list) and rows and isinstance(rows[0], dict):
                 heads = list(dict.fromkeys(key for row in rows for key in row))
@@ -81,7 +82,10 @@ class Results(dict[str, Any]):
         return unfolded(self.shown())
 
     def __repr__(self) -> str:
-        return as_text([part for part in self.shown() if not part.folded])
+        parts = list(self.shown())
+        folded = ", ".join(part.title for part in parts if part.folded)
+        note = [Part(f"not shown: {folded}; list(results) has all names")] if folded else []
+        return as_text([part for part in parts if not part.folded] + note)
 
 
 def in_short(results: Mapping[str, Any], names: Iterable[str]) -> str:

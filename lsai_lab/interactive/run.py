@@ -340,6 +340,7 @@ class Run(Shown):
         about: dict[str, Any] = {
             "state": self.state,
             "results": in_short(self.record.summary.results, _FIRST),
+            "disturbed": self.record.summary.results.get("disturbed"),
             "overrides": overrides_in(self.command),
             "name": self.name,
             "tags": " ".join(self.tags),
@@ -367,9 +368,14 @@ class Run(Shown):
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         about = f"{self.id.study}.{self.id.name}{name} ({self._called})"
-        found = in_short(self.record.summary.results, ("tokens_per_s", "largest_batch"))
-        changed = overrides_in(self.command)
-        told = (changed and f"overrides {changed}", value(self.state), found, str(self.folder))
+        results, changed = self.record.summary.results, overrides_in(self.command)
+        told = (
+            changed and f"overrides {changed}",
+            value(self.state),
+            in_short(results, _FIRST),
+            results.get("disturbed") and f"disturbed: {results['disturbed']}",
+            str(self.folder),
+        )
         return ", ".join([about, *filter(None, told)])
 
     def _repr_markdown_(self) -> str:

@@ -13,7 +13,7 @@ from lsai_lab.runs.frames import Frame, Values
 class Simulated(SimulatedGpu):
     """A context, and afterwards `verdict`, `peak_allocated_gib`, `peak_reserved_gib`, `phases`
     (peak GiB of each), `memory` (GiB by cause at the highest moment), `moments` (GiB after each
-    operator) and a picture: `plot()`."""
+    operator), `remark` (what a whole training step has beyond what ran) and a picture: `plot()`."""
 
     @property
     def phases(self) -> pd.Series:  # type: ignore[override]

@@ -36,15 +36,19 @@ def runs_of(study: str, gpu: Gpu) -> Iterator[tuple[str, str, TrainConfig]]:
 
 
 def predicted(config: TrainConfig, gpu: Gpu) -> list[dict[str, Any]]:
-    """A row (GiB; s) for each process of `config` that differs in memory."""
+    """A row (GiB; s; tokens/s of one GPU, as in every file so far) for each process of `config`
+    that differs in memory."""
     kernel = expected_kernel(config, gpu, None)
+    time = timed(config, gpu, kernel)
+    if time["tokens/s"] is not None:
+        time["tokens/s"] /= config.parallel.world_size
     return [
         {
             "rank": found.rank,
             "active_gib": round(found.peak, 4),
             "reserved_gib": round(found.reserved, 4),
             "verdict": verdict(found, gpu),
-            **timed(config, gpu, kernel),
+            **time,
             "attention": kernel,
             "parts_gib": {name: round(size, 4) for name, size in found.parts.items()},
         }

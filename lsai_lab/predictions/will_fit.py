@@ -153,8 +153,8 @@ def _otherwise(
 
 
 def timed(config: TrainConfig, gpu: Gpu, kernel: str | None = None) -> dict[str, Any]:
-    """Columns of an estimated step. `kernel`: of attention; the one that the config names, or else
-    the fastest."""
+    """Columns of an estimated step, its speed that of all GPUs together. `kernel`: of attention;
+    the one that the config names, or else the fastest."""
     named = config.attention.backend
     time = estimate(config, gpu, kernel or (None if named == "auto" else named))
     unknown = (None, None, untimed(config, gpu) or "none known")

@@ -7,7 +7,7 @@ from lsai_lab.claims import words
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import evaluate
 from lsai_lab.project.files import reading_root
-from lsai_lab.report.load import recorded, say, studies
+from lsai_lab.report.load import names_of_studies, recorded, say
 from lsai_lab.runs.frames import Frame
 
 _MANY = 20  # claims: so many take a while
@@ -29,7 +29,7 @@ def judged(*names: str) -> pd.DataFrame:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
     asked = {name: declared[name] for name in names} or declared
     terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
-    wanted = {term.study for term in terms if term is not None} & {*studies()}
+    wanted = {term.study for term in terms if term is not None} & {*names_of_studies()}
     if len(asked) > _MANY:
         say(f"judging {len(asked)} claims by the recorded runs takes a while")
     found = evaluate(recorded(*sorted(wanted)), asked)

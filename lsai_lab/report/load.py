@@ -156,9 +156,24 @@ def _say_what_is_left_out(asked: Sequence[str], shown: set[Path], mine: bool) ->
         say(f"own runs not shown: {'; '.join(parts)}; lab.find_run(...) opens one")
 
 
-def studies() -> list[str]:
+def names_of_studies() -> list[str]:
     """The names of the laboratory's studies."""
     return study_names(session().root)
+
+
+def studies() -> pd.DataFrame:
+    """The laboratory's studies, one row each: `study` (its name), `title`, and `recorded`, how many
+    committed runs it has. UserError for one that cannot be read."""
+    committed = session().root / "reports" / "recorded"
+    rows = [
+        {
+            "study": name,
+            "title": study(name).title,
+            "recorded": len(list(committed.glob(f"*/{name}/*/summary.json"))),
+        }
+        for name in names_of_studies()
+    ]
+    return Frame(rows, columns=["study", "title", "recorded"])
 
 
 def parameters(name: str) -> dict[str, Any]:
@@ -360,7 +375,7 @@ def folder_of(run: AnyRun) -> Path:
     folder = Path(found)
     if any((folder / name).exists() for name in ("run.json", "summary.json")):
         return folder
-    if found in studies():
+    if found in names_of_studies():
         raise UserError(f"{found!r} is a study, and a run is wanted: a row of lab.load({found!r})")
     if isinstance(found, Path) or (os.sep in found and folder.exists()):
         words = "take a row of lab.load(...), or its column `run`"

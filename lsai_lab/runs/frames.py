@@ -110,11 +110,14 @@ class Frame(pd.DataFrame):
             return "no runs: none is there, or none is as it was asked for"
         if not len(self):
             return f"no rows; columns: {', '.join(map(str, self.columns)) or 'none'}"
-        number, there = len(first_columns(self)), len(self.columns)
+        shown = first_columns(self)
+        number, there = len(shown), len(self.columns)
         if number == there:
             return ""
         if _is_summary(self):
-            what, more = "row", "<metric>_low, <metric>_high, outcome, reason, disturbed, run"
+            facts = [name for name in (*_USUAL, "reason", "run") if name in self]
+            hidden = [name for name in facts if name not in shown]
+            what, more = "row", ", ".join(["<metric>_low", "<metric>_high", *hidden])
         elif _is_judged(self):
             what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
         elif _is_of_points(self):

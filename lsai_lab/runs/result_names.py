@@ -112,6 +112,17 @@ NAMES = [
 # Which figure of several: a name may end so.
 _ENDING = re.compile(r"(_p25|_p75|_min|_max|_mean|_min_rank|_low|_high)$")
 
+_MORE_IS_BETTER = re.compile(r"(.*_per_s(_per_gpu)?|(.*_)?(tflops|mfu)(_causal)?|largest_\w+)")
+_LESS_IS_BETTER = re.compile(r"(.*_)?(gib|ms|s|loss|perplexity)")
+
+
+def more_is_better(name: str) -> bool | None:
+    """Whether more of this result is better; None where its name does not say."""
+    short = _ENDING.sub("", name)
+    if _MORE_IS_BETTER.fullmatch(short):
+        return True
+    return False if _LESS_IS_BETTER.fullmatch(short) else None
+
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], ...]:

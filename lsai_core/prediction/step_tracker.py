@@ -1,0 +1,161 @@
+"""Count what anybody's program makes and frees on a simulated GPU, by phase and cause."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from lsai_core.base.errors import UserError
+from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
+from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
+from lsai_core.profiling.memory import Phase, running_phase
+
+Place = Literal["GPU", "host"]
+
+
+class StepTracker(PurposeTracker):
+    """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
+
+    `moments`: (phase, operator, bytes) after each operator that made or freed something.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(on_gpu=True)
+        self.moments: list[tuple[Phase, str, int]] = []
+        self._place: Place | None = None
+        self.updating = False
+        self._operator = ""
+        self._entered: Phase | None = None
+        self._last = 0
+
+    @property
+    def running(self) -> Phase:
+        """The phase of the step that the program is in."""
+        return running_phase(self.updating)
+
+    def _phase_of(self, func: Any) -> Phase:
+        """The phase that an operator belongs to: the one before where it only looks at what is
+        there, marks a place for a profiler, or changes gradients (norms are clipped) before their
+        update."""
+        phase, before = self.running, self._entered
+        if phase != "forward" or before is None:
+            return phase
+        looks = func.is_view or func is torch.ops.aten._local_scalar_dense.default
+        clips = before == "backward" and not torch.is_grad_enabled()
+        return before if looks or clips or func.namespace == "profiler" else phase
+
+    def cause(self) -> str:
+        """Why a tensor is born now: the optimizer, the gradients' way, or an operator's result."""
+        if self._open[-1] != OTHER:
+            return self._open[-1]
+        phase = self.running
+        return phase if phase == "optimizer" else f"{phase}: {self._operator}"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
+            func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
+        self._operator = func.name().partition("::")[2].partition(".")[0]
+        if self._place is None and self._on_host and self._reads_host(args, kwargs):
+            with self.at("host"):
+                return self.__torch_dispatch__(func, types, args, kwargs)
+        if (phase := self._phase_of(func)) != self._entered:
+            self._entered = phase
+            self.enter(phase)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException:
+            return _some_value(func, args)
+        except (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError):
+            raise UserError(
+                f"simulated_gpu cannot follow the operator {func.name()}: its result's shape "
+                f"depends on values, or it has no fake implementation"
+            ) from None
+        if result is NotImplemented:  # a sharded tensor, whose parts come by here
+            return result
+        name = func.name().partition(".")[0]
+        if name in GPU_SCRATCH:
+            self.scratch(GPU_SCRATCH[name](args, kwargs or {}, result))
+        if self._operator == "all":
+            result.of_all = True
+        if func is torch.ops.aten.native_layer_norm.default:
+            result = _wide_statistics(self, result)
+        if self.live != self._last:
+            self._last = self.live
+            self.moments.append((phase, self._operator, self.live))
+        return result
+
+    def _note(self) -> None:
+        super()._note()
+        self.peak = max(self.peak, self.live)
+
+    def _see(self, value: Any) -> None:
+        # Others are data on the host, but for sharded tensors.
+        if isinstance(value, FakeTensor) or is_traceable_wrapper_subclass(value):
+            super()._see(value)
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Tensors that are born inside lie there. Elsewhere the results of what lies on the host
+        lie there, too, and all others on the GPU."""
+        before, self._place = self._place, place
+        try:
+            yield
+        finally:
+            self._place = before
+
+    def lies_on_host(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is not on the GPU."""
+        return storage_of(tensor)._cdata in self._on_host
+
+    def _reads_host(self, args: Any, kwargs: Any) -> bool:
+        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        return bool(read) and all(self.lies_on_host(value) for value in read)
+
+    def _see_storage(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._known:
+            super()._see_storage(storage)
+            return
+        if self._place == "host":
+            self.keep_on_host(storage)
+            return
+        with self.purpose(self.cause()):
+            super()._see_storage(storage)
+
+
+def _some_value(func: Any, args: Any) -> Any:
+    """What a program reads of a tensor's value, which nobody knows: zero; that all are so, and that
+    none is."""
+    if func is not torch.ops.aten._local_scalar_dense.default:
+        raise UserError(
+            f"simulated_gpu cannot follow the operator {func.name()}: its result depends on values"
+        ) from None
+    dtype = args[0].dtype
+    if dtype == torch.bool and getattr(args[0], "of_all", False):
+        return True
+    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+
+def _wide_statistics(tracker: StepTracker, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A GPU's layer norm keeps means and deviations in fp32."""
+    out, *statistics = result
+    if statistics[0].dtype == torch.float32:
+        return result
+    wide = [torch.empty_like(s, dtype=torch.float32) for s in statistics]
+    for tensor in wide:
+        tracker._see(tensor)
+    return (out, *wide)
