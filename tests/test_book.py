@@ -808,14 +808,11 @@ def test_a_clone_without_executed_chapters_says_what_to_run(tmp_path: Path) -> N
     assert done.returncode and "make report NO_RUN=1" in done.stderr and "ERROR" not in done.stderr
 
 
-def test_the_front_page_names_the_license_and_links_the_pdf_that_is_there(tmp_path: Path) -> None:
+def test_the_front_page_names_the_license(tmp_path: Path) -> None:
     folder, out = reports(tmp_path), tmp_path / "out"
     render(folder, out, ["html"], "pandoc")
     title = re.findall(r"<p class=date>(.*?)</p>", (out / HTML).read_text())
     assert len(title) == 1 and title[0].endswith(" · The LSAI lab · Apache-2.0")
-    render(folder, out, ["html", "pdf"], "pandoc")
-    assert f'Apache-2.0 · <a href="{PDF}">PDF</a></p>' in (out / HTML).read_text()
-    assert (out / PDF).exists()
 
 
 def test_a_pdf_that_fails_costs_the_pdf_only(

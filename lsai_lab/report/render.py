@@ -25,7 +25,7 @@ import yaml
 from lsai_core.base.code import version_of
 from lsai_core.base.files import write_text
 from lsai_lab.report.brand import brand_colors
-from lsai_lab.report.engines import PDF, RESULTS, Engine, call, find_quarto
+from lsai_lab.report.engines import RESULTS, Engine, call, find_quarto
 from lsai_lab.report.numbers import COLLECT, differing
 from lsai_lab.report.pages import finish_pages
 from lsai_lab.report.runpages import write_run_pages
@@ -72,11 +72,10 @@ def render(reports: Path, out: Path, formats: Sequence[str], engine: Engine) -> 
 
 def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | None) -> list[Path]:
     made = []
-    has_pdf = "pdf" in formats or (out / PDF).exists()
     write_text(reports / EXECUTED, "project: { type: book }\n")
     for name in sorted(formats):
         result = out / RESULTS[name]
-        key = f"{_sources(reports, name, quarto, out)} {has_pdf}"
+        key = _sources(reports, name, quarto, out)
         stamp = reports / "_build" / f"rendered.{name}"
         if result.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == key:
             made.append(result)
@@ -89,7 +88,7 @@ def _rendered(reports: Path, out: Path, formats: Sequence[str], quarto: str | No
                     to = name.replace("pdf", "typst")
                     output = call(quarto, "render", reports, "--to", to, "--output-dir", folder)
                 else:
-                    output = _pandoc(reports, Path(folder), name, has_pdf)
+                    output = _pandoc(reports, Path(folder), name)
                 if name == "html":
                     _name_references(Path(folder))
                 left = ("*.typ", *["data"] * (name == "pdf"))  # the pages' data are theirs
@@ -121,9 +120,8 @@ def _sources(reports: Path, name: str, quarto: str | None, out: Path) -> str:
     return digest.hexdigest()
 
 
-def _pandoc(reports: Path, folder: Path, name: str, has_pdf: bool) -> str:
-    """A page of HTML a chapter with their pictures beside them, the first with a link to the PDF if
-    the book has one; or that PDF."""
+def _pandoc(reports: Path, folder: Path, name: str) -> str:
+    """A page of HTML a chapter with their pictures beside them, or the PDF."""
     try:
         pandoc = pypandoc.get_pandoc_path()
     except OSError:
@@ -164,7 +162,7 @@ def _pandoc(reports: Path, folder: Path, name: str, has_pdf: bool) -> str:
     shutil.rmtree(folder / target / "files", ignore_errors=True)  # pandoc's copy of what is there
     shutil.copytree(folder / target, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / target)
-    finish_pages(folder, settings["chapters"], settings["parts"], _title(facts, has_pdf))
+    finish_pages(folder, settings["chapters"], settings["parts"], _title(facts))
     return output
 
 
@@ -182,12 +180,12 @@ def _name_references(folder: Path) -> None:
             write_text(path, named)
 
 
-def _title(facts: dict[str, object], has_pdf: bool) -> str:
+def _title(facts: dict[str, object]) -> str:
     """The book's title as the front page has it: with its author, the package's license and
-    repository, as far as they are declared, and a link to the PDF, if there is one."""
+    repository, as far as they are declared."""
     about = [f"<p class={key}>{escape(str(facts[key]))}</p>" for key in ("title", "subtitle")]
     line = [escape(str(facts[key])) for key in ("date", "author") if facts.get(key)]
-    line += [*_declared(), *[f'<a href="{PDF}">PDF</a>'] * has_pdf]
+    line += _declared()
     return f"<header>{''.join(about)}<p class=date>{' · '.join(line)}</p></header>"
 
 
