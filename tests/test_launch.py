@@ -84,7 +84,8 @@ STUBBORN = """
 import os, signal, sys, time
 from pathlib import Path
 rank, logs = int(os.environ["RANK"]), Path(sys.argv[-2]) / "logs"
-(logs / f"rank-{rank}.pid").write_text(str(os.getpid()))
+(logs / f"new-{rank}").write_text(str(os.getpid()))
+(logs / f"new-{rank}").rename(logs / f"rank-{rank}.pid")
 if rank == 1:
     time.sleep(1)
     END
