@@ -135,3 +135,9 @@ def _did_you_mean(cls: type[BaseModel], loc: tuple[Any, ...]) -> str:
     if close := nearest(loc[-1], [*names, *inner]):
         return f" (did you mean {' or '.join(repr(f'{place}{name}') for name in close)}?)"
     return f" (known: {', '.join(names)})" if names else ""
+
+
+def changed_settings(before: Strict, after: Strict) -> dict[str, Any]:
+    """The settings by dotted key in which `after` is another than `before`, as JSON values."""
+    first, second = (flatten(each.model_dump(mode="json")) for each in (before, after))
+    return {key: value for key, value in second.items() if first.get(key) != value}

@@ -291,6 +291,11 @@ class TrainConfig(Strict):
             modes[first:] = in_blocks(self.checkpoint_others, layers)[first:]
         return modes
 
+    def in_every_block(self, mode: GradCheckpoint) -> TrainConfig:
+        """The same with `mode` in all blocks."""
+        alike = {"checkpoint_blocks": None, "checkpoint_others": "none"}
+        return self.model_copy(update={"grad_checkpoint": mode, **alike})
+
     @property
     def computed_again(self) -> int:
         """How many blocks are computed a second time whole, with their attention."""

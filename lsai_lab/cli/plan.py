@@ -120,7 +120,7 @@ def plan(
 
 
 def _print(result: dict[str, Any], source: Source) -> None:
-    from lsai_lab.predictions.plan_space import changed_settings
+    from lsai_core.config.strict import changed_settings
     from lsai_lab.predictions.plan_told import lines
 
     print(result["answer"])  # one line, however long

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import flatten
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict, changed_settings, validated
 from lsai_lab.interactive.planning import about, as_mapping, as_nested, first_part
 from lsai_lab.interactive.run import Run
 from lsai_lab.project.files import repo_root
@@ -81,7 +80,7 @@ def open_run(
         told = parameters.overrides
         if isinstance(overrides, Strict):  # a whole config: what it changes
             usual = session.plan(study, only=[variant], parts=[part])[0]
-            told = _changes(usual.config, plan[0].config)
+            told = changed_settings(usual.config, plan[0].config)
         changed = f", overrides {told}" if told else ""
         where = (
             f"study {study}, variant {variant}, part {part}, profile "
@@ -91,12 +90,6 @@ def open_run(
     _say_whose_name(called.get("name"), plan[0].folder)
     call(plan[0].folder, called)
     return Run(plan[0].folder)
-
-
-def _changes(usual: Strict, config: Strict) -> dict[str, Any]:
-    """The settings by dotted key in which `config` is another than `usual`."""
-    before, after = (flatten(each.model_dump(mode="json")) for each in (usual, config))
-    return {key: value for key, value in after.items() if before.get(key) != value}
 
 
 def _which(study: Any, variant: str) -> tuple[str, str]:

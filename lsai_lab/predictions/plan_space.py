@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, flatten
+from lsai_core.base.files import deep_merge
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import DataConfig, TrainConfig
 from lsai_core.optimizers.build import trained_bytes
@@ -241,10 +241,3 @@ def batch_words(config: TrainConfig) -> str:
     gpus = f", FSDP over {config.parallel.shards} GPUs" if config.parallel.shards > 1 else ""
     several = f" ({config.grad_accum:,} a step)" if config.grad_accum > 1 else ""
     return f"micro-batch {config.batch_size:,}{several}{gpus}"
-
-
-def changed_settings(asked: TrainConfig, chosen: TrainConfig) -> dict[str, Any]:
-    """The settings, by dotted key, in which `chosen` differs from `asked`."""
-    before = flatten(asked.model_dump(mode="json"))
-    after = flatten(chosen.model_dump(mode="json"))
-    return {key: value for key, value in after.items() if before.get(key) != value}

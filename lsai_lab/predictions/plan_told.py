@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lsai_core.config.train import TrainConfig
+from lsai_core.config.strict import changed_settings
+from lsai_core.config.train import GradCheckpoint, TrainConfig
 from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu, spare_gib
 from lsai_lab.predictions.plan import KNOWN, TIE, Plan
 from lsai_lab.predictions.plan_predicted import USUAL, Tried, gpu_with
 from lsai_lab.predictions.plan_space import (
     CHECKPOINTS,
     batch_words,
-    changed_settings,
     checkpoint_words,
     loss_words,
     states_words,
@@ -229,14 +229,15 @@ def _lighter(plan: Plan, config: TrainConfig) -> TrainConfig | None:
     """`config` with one block less computed again, or the next lighter kind; None: there was no
     choice."""
     first, others = config.checkpoint_blocks, config.checkpoint_others
+    if first is not None and _is_possible(plan, config):
+        return None  # it was set
     if first is not None and first > 1:
         return config.model_copy(update={"checkpoint_blocks": first - 1})
-    modes = [str(each["grad_checkpoint"]) for each in CHECKPOINTS]
+    modes: list[GradCheckpoint] = [each["grad_checkpoint"] for each in CHECKPOINTS]
     mode = others if first is not None else modes[max(0, modes.index(config.grad_checkpoint) - 1)]
     if mode == config.grad_checkpoint:
         return None
-    alike = {"checkpoint_blocks": None, "checkpoint_others": "none"}
-    lighter = config.model_copy(update=alike | {"grad_checkpoint": mode})
+    lighter = config.in_every_block(mode)
     return lighter if _is_possible(plan, lighter) else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import MOST_TOKENS, TrainConfig
+from lsai_core.config.train import MOST_TOKENS, GradCheckpoint, TrainConfig
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_named, packages_on
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import Prediction, predict, predict_ranks, verdict
@@ -167,10 +167,8 @@ def _answer(
 ) -> str:
     """Whether it fits, in words, and whether it would with the other kind of checkpointing, unless
     it fits without."""
-    spare, other = (
-        gpu.memory_gib - OUTSIDE_GIB - found.needs,
-        "full" if config.grad_checkpoint == "none" else "none",
-    )
+    spare = gpu.memory_gib - OUTSIDE_GIB - found.needs
+    other: GradCheckpoint = "full" if config.grad_checkpoint == "none" else "none"
     name = f"a {gpu.name}" if gpu.name.startswith("GPU ") else gpu.name
     itself = "the program" if gpu.is_cpu else "CUDA"
     answer = {
@@ -183,14 +181,8 @@ def _answer(
     }[verdict(found, gpu)]
     if verdict(found, gpu) == "fits" and other == "full":
         return f"{answer}."
-    without = config.model_copy(
-        update={
-            "grad_checkpoint": other,
-            "checkpoint_blocks": None,
-            "checkpoint_others": "none",
-            "saved_inputs": "gpu",
-            "inputs_on_gpu": 0,
-        }
+    without = config.in_every_block(other).model_copy(
+        update={"saved_inputs": "gpu", "inputs_on_gpu": 0}
     )
     neither = "does not fit" + " either" * (spare < 0)
     then = {"fits": "fits", "tight": "may fit", "too large": neither}[verdict(needed(without), gpu)]
