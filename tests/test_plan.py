@@ -415,3 +415,11 @@ def test_what_stays_free_does_not_shrink_with_small_memories(memory_gib: float) 
     assert spare == pytest.approx(max(0.03 * memory_gib, 0.3))
     assert enough_gib(memory_gib - spare) == pytest.approx(memory_gib)
     assert spare_gib(memory_gib, 0.0) == 0
+
+
+def test_blocks_that_were_set_are_no_choice_of_the_plan() -> None:
+    fixed = FIXED | {"grad_checkpoint": "full", "checkpoint_blocks": 1, "loss": "fused"}
+    plan = planned(4.0, fixed)
+    assert plan.chosen is not None and plan.chosen.config.checkpoint_blocks == 1
+    reasons = {reason["choice"]: reason["reason"] for reason in told(plan)["reasons"]}
+    assert reasons["activations"] == "as it was set"
