@@ -25,7 +25,7 @@ from lsai_core.base.errors import UserError, no_column
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
-from lsai_lab.report.values import Format, cell, digits, shown
+from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 
@@ -76,6 +76,7 @@ def table(
         name: [_written(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
     }
+    columns |= {name: found for name in names if (found := aligned(columns[name]))}
     if "run" in frame.columns and names:
         target = link if link in names else names[0]
         cells = zip(columns[target], frame["run"], strict=True)
@@ -193,7 +194,9 @@ def _link(text: str, folder: Path) -> str:
     name = next((name for name in names if (folder / name).exists()), names[0])
     if page := os.environ.get(PAGE_FOLDER):  # becomes a page, and each run has one there
         here, name = page, names[0]
-    return f"[{text}]({quote(os.path.relpath(folder, here))}/{name})"
+    words = text.lstrip("\u2007")  # what lines it up is no part of the link
+    before = text[: len(text) - len(words)]
+    return f"{before}[{words}]({quote(os.path.relpath(folder, here))}/{name})"
 
 
 def _is_numeric(column: pd.Series) -> bool:
