@@ -250,8 +250,8 @@ def test_ranges_and_intervals_stand_on_their_decimal_points() -> None:
         f"6 ± {gap}7",
         "−0.02",
     ]
-    for plain in (["4 GPUs", "16 GPUs"], ["a", "1 to 2"], ["91.7% (n = 1)", "2 (1 to 3)"]):
-        assert [line.strip("| ") for line in written({"x": plain})] == plain
+    for as_is in (["4 GPUs", "16 GPUs"], ["a", "1 to 2"], ["91.7% (n = 1)", "2 (1 to 3)"]):
+        assert [line.strip("| ") for line in written({"x": as_is})] == as_is
 
 
 def written(columns: dict[str, list[str]]) -> list[str]:

@@ -39,7 +39,7 @@ def or_nothing(
     """`frame` as `lab.table` shows it; without rows what will stand there, and `after` what
     (Markdown)."""
     if frame.empty:
-        names = ", ".join(name for name in frame.columns if name != "run")
+        names = "; ".join(name for name in frame.columns if name != "run")
         return table(pd.DataFrame([{"will stand here": names, "after": after}]))
     return table(frame, formats, link=link)
 
