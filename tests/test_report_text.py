@@ -256,3 +256,16 @@ def test_ranges_and_intervals_stand_on_their_decimal_points() -> None:
 
 def written(columns: dict[str, list[str]]) -> list[str]:
     return str(lab.table(pd.DataFrame(columns)).data).splitlines()[2:]
+
+
+def test_a_row_of_a_difference_leads_to_both_runs(tmp_path: Path) -> None:
+    before, after = (tmp_path / "recorded" / "h100" / "speed" / name for name in ("a-1", "b-2"))
+    table = lab.table(pd.DataFrame({"gain": ["1.5x", "2.0x"], "run": [(before, after), after]}))
+    output = new_output("display_data", data={"text/markdown": str(table.data)})
+    notebook = new_notebook(cells=[new_code_cell("1", outputs=[output])])
+    nbformat.write(notebook, tmp_path / "one.ipynb")
+    made = tmp_path / "made" / "one.ipynb"
+    assert to_markdown(tmp_path / "one.ipynb", made) is None
+    text = made.read_text()
+    assert "[1.5x](runs/index.html#h100/speed/a-1,h100/speed/b-2)" in text
+    assert "[2.0x](runs/h100/speed/b-2.html)" in text

@@ -148,11 +148,15 @@ def bound(text: str, numbers: Mapping[str, Number]) -> str:
         computed = numbers.get(link["name"], Number(link["text"]))
         if link["file"]:
             continue
-        run = computed.run
-        page = f"runs/index.html#{run}" if "," in run else f"runs/{run}.html"
-        shown = f"[{computed}]({page})" if run else str(computed)
+        *before, run = computed.run.split(",")
+        shown = f"[{computed}]({page_of(run, *before)})" if run else str(computed)
         text = text[: link.start()] + shown + text[link.end() :]
     return text
+
+
+def page_of(run: str, before: str | None = None) -> str:
+    """Where a link to `run` (its `page_name`) leads in the book, or to it beside `before`."""
+    return f"runs/index.html#{before},{run}" if before else f"runs/{run}.html"
 
 
 def _sentence(text: str, link: re.Match[str]) -> str:
