@@ -44,3 +44,16 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
             r" \([\d.,]+ to [\d.,]+, n = \d\)$|^[+−][\d.]+%? ± [\d.]+%? \(n = \d\)$",
             words.loc[row.Index, "measured"],
         ), row.Index
+
+
+def test_how_long_after_its_bound_a_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    rows = lab.all_claims(lab.judged(), dict.fromkeys(["", "states", "fp8"], "sec-x"))
+    rows = rows.set_index("name")
+    assert rows.loc["overlap_bf16", "bound set":"first run"].tolist() == ["Nov 28", "14 min"]
+    assert rows.loc["states_bf16_loss_1b", "first run"] == "44 s"
+    assert rows.loc["weak_scaling", "first run"] == "3 days"
+    assert rows.loc["two_gpus_fp8_titan", "first run"] == "–"
+    begun = rows["first run"] != "–"
+    late = rows["bound"].str.endswith("late")
+    assert (rows["first run"].str.startswith("−") == late)[begun].all() and late[begun].any()
