@@ -132,14 +132,17 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
-local function whole_beginnings(blocks)  -- in the PDF a chapter's heading and its first two paragraphs stay together
+-- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together.
+local function whole_beginnings(blocks)
   local at = 1
   while blocks[at] do
     if blocks[at].t == "Header" and blocks[at].level == 1 then
+      local before = blocks[at - 1]
+      local first = before and before.t == "Div" and before.classes:includes("quarto-book-part") and at - 1 or at
       local last = at
       while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
       blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
-      blocks:insert(at, pandoc.RawBlock("typst", "#block(breakable: false, above: 2em)["))
+      blocks:insert(first, pandoc.RawBlock("typst", "#chapter["))
       at = last + 1
     end
     at = at + 1
