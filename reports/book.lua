@@ -125,6 +125,9 @@ end
 
 local function para(element)  -- a page of ours, linked alone, is shown in place; paper cannot
   local only = #element.content == 1 and element.content[1]
+  if only and only.t == "Strong" and FORMAT:match("typst") then  -- a title of what follows
+    return { pandoc.RawBlock("typst", "#block(sticky: true)["), element, pandoc.RawBlock("typst", "]") }
+  end
   if not only or only.t ~= "Link" or not only.target:match("^%.?/?runs/[%w/]+%.html$") then return end
   if is_html and only.target:match("runs/fits%.html$") then return explorable("fits", { element }) end
   local frame = '<iframe loading="lazy" title="%s" src="%s"></iframe>'
