@@ -117,10 +117,11 @@ local function float(element)
   return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = classes }), false
 end
 
-local function cite(element)  -- a reference stands alone: `@fig-speed`
-  local id = element.citations[1].id
+local function cite(element)  -- a reference stands alone: `@fig-speed`, or `[-@fig-speed]` for its number
+  local id, mode = element.citations[1].id, element.citations[1].mode
   if not words[id:match("^(%a+)%-") or ""] then return end
-  return labels[id] and pandoc.Link(labels[id], "#" .. id) or pandoc.Emph(id .. " (not measured here)")
+  if not labels[id] then return pandoc.Emph(id .. " (not measured here)") end
+  return pandoc.Link(mode == "SuppressAuthor" and labels[id]:match("[%d.]+$") or labels[id], "#" .. id)
 end
 
 local function para(element)  -- a page of ours, linked alone, is shown in place; paper cannot
@@ -137,6 +138,7 @@ end
 
 -- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together.
 local function whole_beginnings(blocks)
+  blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
   local at = 1
   while blocks[at] do
     if blocks[at].t == "Header" and blocks[at].level == 1 then
