@@ -46,7 +46,7 @@ _FACTS = "facts.yml"
 _BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.css")
 # A reference as a page shows it, and as the data behind a table have it.
 _SHOWN = re.compile(
-    r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
+    r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)(?:<span>)?[\dA-Z.]+)<'
 )
 _WRITTEN = re.compile(rf"{REFERENCE}([\w-]+)")
 _PAGES = [
@@ -169,7 +169,8 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
 def _name_references(folder: Path) -> None:
     """Writes what the pages show in place of the references in the data of tables."""
     pages = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
-    shown = dict[str, str](pair for page in pages for pair in _SHOWN.findall(page))
+    pairs = [pair for page in pages for pair in _SHOWN.findall(page)]
+    shown = {name: text.replace("<span>", "") for name, text in pairs}
 
     def words(found: re.Match[str]) -> str:
         return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())
