@@ -55,6 +55,12 @@ end
 
 local wide = "column-page-right"
 
+local function program(element)  -- Quarto's text is narrower than a line of 100 characters
+  local longest = 0
+  for line in element.text:gmatch("[^\n]+") do longest = math.max(longest, #line) end
+  if is_html and quarto and longest > 64 then return pandoc.Div({ element }, { class = wide }) end
+end
+
 local function div(element)
   if is_html and element.identifier:match("^tbl%-") then
     for _, block in ipairs(element.content) do
@@ -159,7 +165,8 @@ function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   if FORMAT:match("typst") then doc.blocks = whole_beginnings(doc.blocks) end
-  doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk({ BlockQuote = quote })
+  local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
+  doc = doc:walk({ Para = para }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc
 end

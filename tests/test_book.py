@@ -126,7 +126,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
             "## Finding {#sec-finding}\n\nWords to look for: perplexity.\n\n### Detail "
             "{#sec-detail}\n\nMore in @sec-detail."
         ),
-        new_code_cell("lab.say()", outputs=[say]),
+        new_code_cell("lab.say()  # " + "x" * 87, outputs=[say]),
         new_code_cell(
             "lab.say(box=...)",
             outputs=[
@@ -422,8 +422,8 @@ def test_programs_are_whole_and_text_has_lines_that_are_read(
 ) -> None:
     """A line of a program has at most 100 characters; of text, about 75."""
     page = visit(chapter_page(book), width)
-    program = page.locator("main pre code").first
-    program.evaluate("code => { code.textContent = 'x'.repeat(100); }")
+    program = page.locator("main pre code", has_text="lab.say()")
+    assert len(program.inner_text().strip()) == 100
     assert program.evaluate("code => (e => e.scrollWidth <= e.clientWidth)(code.closest('pre'))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("main p").first.evaluate("p => p.clientWidth") <= 46 * 16
