@@ -55,7 +55,7 @@ ROWS = pd.DataFrame(
         "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13],
         **{f"wide column {i}": ["long words here"] * 13 for i in range(6)},
         "chapter": [
-            "[@sec-one]",
+            "[@sec-front]",
             "@sec-finding",
             "as in @sec-one, (@tbl-one-rows)",
             plain("@sec-one"),
@@ -67,7 +67,7 @@ ROWS = pd.DataFrame(
 # What the page shows in place of references, and its data, too; text of records stays.
 SAVED = ROWS.assign(
     chapter=[
-        "Chapter 2",
+        "Chapter 1",
         "Section 2.1",
         "as in Chapter 2, (Table 2.1)",
         "'@sec-one",

@@ -48,6 +48,11 @@ _BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.c
 _SHOWN = re.compile(
     r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)(?:<span>)?[\dA-Z.]+)<'
 )
+# A chapter's number on its page: Quarto's references to it name the page alone.
+_CHAPTER = re.compile(
+    r'id="(sec-[\w-]+)" class="'
+    r'(?:quarto-section-identifier"><span class="chapter-number">|level1" data-number=")(\w+)'
+)
 _WRITTEN = re.compile(rf"{REFERENCE}([\w-]+)")
 _PAGES = [
     "--to=chunkedhtml",
@@ -169,8 +174,10 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
 def _name_references(folder: Path) -> None:
     """Writes what the pages show in place of the references in the data of tables."""
     pages = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
+    numbers = [pair for page in pages for pair in _CHAPTER.findall(page)]
     pairs = [pair for page in pages for pair in _SHOWN.findall(page)]
-    shown = {name: text.replace("<span>", "") for name, text in pairs}
+    shown = {name: f"Chapter {number}" for name, number in numbers}
+    shown |= {name: text.replace("<span>", "") for name, text in pairs}
 
     def words(found: re.Match[str]) -> str:
         return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())
