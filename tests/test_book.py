@@ -352,6 +352,31 @@ def test_the_pdf_holds_the_chapters_and_their_programs(book: Path) -> None:
     assert "(2.1)" not in text, "equations have no numbers"
 
 
+def test_a_table_longer_than_a_page_has_its_head_on_each(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    folder = reports(tmp_path)
+    shown = table(pd.concat([ROWS] * 8, ignore_index=True))
+    output = display({"text/markdown": shown.data}, **{"text/markdown": shown.metadata})
+    code = '#| label: tbl-long\n#| tbl-cap: "All rows."\nlab.table()'
+    cells = [new_markdown_cell("# One"), new_code_cell(code, outputs=[output])]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "long.ipynb")
+    assert to_markdown(tmp_path / "long.ipynb", folder / "one.ipynb") is None
+    made = render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    pages = [page.extract_text() for page in pypdf.PdfReader(made[0]).pages]
+    rows = {page: len(re.findall(r"(?m)^v\d+ \d", page)) for page in pages}
+    assert sum(rows.values()) == 8 * len(ROWS) and max(rows.values()) < sum(rows.values())
+    assert all(("wide column 5" in page) == (number > 0) for page, number in rows.items())
+    assert "".join(pages).count("All rows.") == 1
+
+
+def test_what_typst_warns_of_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = reports(tmp_path)
+    template = folder / "typst-show.typ"
+    template.write_text(template.read_text().replace("Libertinus Serif", "No Such Serif"))
+    assert render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    assert "report: warning: unknown font family: no such serif" in capfd.readouterr().out
+
+
 def test_a_part_of_the_pdf_begins_with_its_title() -> None:
     pypandoc = pytest.importorskip("pypandoc")
     part = "::: quarto-book-part\n`<!-- Quarto's mark -->`{=html}\n\nMany GPUs\n:::"
@@ -390,7 +415,10 @@ def test_the_list_of_figures_names_the_pages_of_the_captions(
     nbformat.write(new_notebook(cells=cells), tmp_path / "floats.ipynb")
     assert to_markdown(tmp_path / "floats.ipynb", folder / "one.ipynb") is None
     made = render(folder, tmp_path / "out", ["pdf"], engine)
-    pages = [re.sub(r"\s+", " ", page.extract_text()) for page in pypdf.PdfReader(made[0]).pages]
+    printed = [page.extract_text() for page in pypdf.PdfReader(made[0]).pages]
+    lines = [line for page in printed for line in page.splitlines() if "Some words." in line]
+    assert len(lines) > 200 and 45 < max(map(len, lines)) <= 75, "two columns of text"
+    pages = [re.sub(r"\s+", " ", page) for page in printed]
     for name in ("first", "second", "third", "fourth", "fifth"):
         (listed,) = {
             int(at) for page in pages[-2:] for at in re.findall(rf"The {name} one[. ]*(\d+)", page)

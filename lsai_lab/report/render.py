@@ -64,8 +64,8 @@ _PAGES = [
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the
 # figures.
 _TYPST = (
-    "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + "
-    "'/fonts/ttf'], True)"
+    "import sys, typst, matplotlib as m; said = typst.compile_with_warnings(*sys.argv[1:4], "
+    "[m.get_data_path() + '/fonts/ttf'], True)[1]; [print('warning:', w.message) for w in said]"
 )
 
 
