@@ -55,6 +55,12 @@ end
 
 local wide = "column-page-right"
 
+local function program(element)  -- Quarto's text is narrower than a line of 100 characters
+  local longest = 0
+  for line in element.text:gmatch("[^\n]+") do longest = math.max(longest, #line) end
+  if is_html and quarto and longest > 64 then return pandoc.Div({ element }, { class = wide }) end
+end
+
 local function div(element)
   if is_html and element.identifier:match("^tbl%-") then
     for _, block in ipairs(element.content) do
@@ -117,14 +123,18 @@ local function float(element)
   return pandoc.Figure(element.content, { caption }, { id = element.identifier, class = classes }), false
 end
 
-local function cite(element)  -- a reference stands alone: `@fig-speed`
-  local id = element.citations[1].id
+local function cite(element)  -- a reference stands alone: `@fig-speed`, or `[-@fig-speed]` for its number
+  local id, mode = element.citations[1].id, element.citations[1].mode
   if not words[id:match("^(%a+)%-") or ""] then return end
-  return labels[id] and pandoc.Link(labels[id], "#" .. id) or pandoc.Emph(id .. " (not measured here)")
+  if not labels[id] then return pandoc.Emph(id .. " (not measured here)") end
+  return pandoc.Link(mode == "SuppressAuthor" and labels[id]:match("[%d.]+$") or labels[id], "#" .. id)
 end
 
 local function para(element)  -- a page of ours, linked alone, is shown in place; paper cannot
   local only = #element.content == 1 and element.content[1]
+  if only and only.t == "Strong" and FORMAT:match("typst") then  -- a title of what follows
+    return { pandoc.RawBlock("typst", "#block(sticky: true)["), element, pandoc.RawBlock("typst", "]") }
+  end
   if not only or only.t ~= "Link" or not only.target:match("^%.?/?runs/[%w/]+%.html$") then return end
   if is_html and only.target:match("runs/fits%.html$") then return explorable("fits", { element }) end
   local frame = '<iframe loading="lazy" title="%s" src="%s"></iframe>'
@@ -132,14 +142,18 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
-local function whole_beginnings(blocks)  -- in the PDF a chapter's heading and its first two paragraphs stay together
+-- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together.
+local function whole_beginnings(blocks)
+  blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
   local at = 1
   while blocks[at] do
     if blocks[at].t == "Header" and blocks[at].level == 1 then
+      local before = blocks[at - 1]
+      local first = before and before.t == "Div" and before.classes:includes("quarto-book-part") and at - 1 or at
       local last = at
       while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
       blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
-      blocks:insert(at, pandoc.RawBlock("typst", "#block(breakable: false, above: 2em)["))
+      blocks:insert(first, pandoc.RawBlock("typst", "#chapter["))
       at = last + 1
     end
     at = at + 1
@@ -151,7 +165,8 @@ function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   if FORMAT:match("typst") then doc.blocks = whole_beginnings(doc.blocks) end
-  doc = doc:walk({ Para = para }):walk({ Div = div, Link = link, Image = image, Table = as_wide_as_its_words }):walk({ BlockQuote = quote })
+  local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
+  doc = doc:walk({ Para = para }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc
 end

@@ -55,7 +55,7 @@ ROWS = pd.DataFrame(
         "tokens/s": [30.0, 4, 200, 1, 55, 6, 77, 8, 9, 10, 11, 12, 13],
         **{f"wide column {i}": ["long words here"] * 13 for i in range(6)},
         "chapter": [
-            "[@sec-one]",
+            "[@sec-front]",
             "@sec-finding",
             "as in @sec-one, (@tbl-one-rows)",
             plain("@sec-one"),
@@ -67,7 +67,7 @@ ROWS = pd.DataFrame(
 # What the page shows in place of references, and its data, too; text of records stays.
 SAVED = ROWS.assign(
     chapter=[
-        "Chapter 2",
+        "Chapter 1",
         "Section 2.1",
         "as in Chapter 2, (Table 2.1)",
         "'@sec-one",
@@ -126,7 +126,7 @@ def chapters(folder: Path, hostile: bool = False) -> None:
             "## Finding {#sec-finding}\n\nWords to look for: perplexity.\n\n### Detail "
             "{#sec-detail}\n\nMore in @sec-detail."
         ),
-        new_code_cell("lab.say()", outputs=[say]),
+        new_code_cell("lab.say()  # " + "x" * 87, outputs=[say]),
         new_code_cell(
             "lab.say(box=...)",
             outputs=[
@@ -342,13 +342,39 @@ def test_the_pdf_holds_the_chapters_and_their_programs(book: Path) -> None:
     )
     assert "Large-scale AI engineering" in pages[0] and "lab.figure()" in text and "?@" not in text
     # the abstract
-    assert date.today().isoformat() in pages[0] and "stochastic rounding" in pages[0]
+    assert date.today().isoformat() in pages[0]
+    assert "need stochastic rounding." in " ".join(pages[0].split())
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
     assert "Answer. Seven is" in text and "Data (CSV)" not in text
     parts = text.replace(" ", "").count("SECONDPART")
     assert parts == 2, "in the contents and before its chapter"
     assert "(2.1)" not in text, "equations have no numbers"
+
+
+def test_a_table_longer_than_a_page_has_its_head_on_each(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    folder = reports(tmp_path)
+    shown = table(pd.concat([ROWS] * 8, ignore_index=True))
+    output = display({"text/markdown": shown.data}, **{"text/markdown": shown.metadata})
+    code = '#| label: tbl-long\n#| tbl-cap: "All rows."\nlab.table()'
+    cells = [new_markdown_cell("# One"), new_code_cell(code, outputs=[output])]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "long.ipynb")
+    assert to_markdown(tmp_path / "long.ipynb", folder / "one.ipynb") is None
+    made = render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    pages = [page.extract_text() for page in pypdf.PdfReader(made[0]).pages]
+    rows = {page: len(re.findall(r"(?m)^v\d+ \d", page)) for page in pages}
+    assert sum(rows.values()) == 8 * len(ROWS) and max(rows.values()) < sum(rows.values())
+    assert all(("wide column 5" in page) == (number > 0) for page, number in rows.items())
+    assert "".join(pages).count("All rows.") == 1
+
+
+def test_what_typst_warns_of_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = reports(tmp_path)
+    template = folder / "typst-show.typ"
+    template.write_text(template.read_text().replace("Libertinus Serif", "No Such Serif"))
+    assert render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    assert "report: warning: unknown font family: no such serif" in capfd.readouterr().out
 
 
 def test_a_part_of_the_pdf_begins_with_its_title() -> None:
@@ -389,7 +415,10 @@ def test_the_list_of_figures_names_the_pages_of_the_captions(
     nbformat.write(new_notebook(cells=cells), tmp_path / "floats.ipynb")
     assert to_markdown(tmp_path / "floats.ipynb", folder / "one.ipynb") is None
     made = render(folder, tmp_path / "out", ["pdf"], engine)
-    pages = [re.sub(r"\s+", " ", page.extract_text()) for page in pypdf.PdfReader(made[0]).pages]
+    printed = [page.extract_text() for page in pypdf.PdfReader(made[0]).pages]
+    lines = [line for page in printed for line in page.splitlines() if "Some words." in line]
+    assert len(lines) > 200 and 45 < max(map(len, lines)) <= 75, "two columns of text"
+    pages = [re.sub(r"\s+", " ", page) for page in printed]
     for name in ("first", "second", "third", "fourth", "fifth"):
         (listed,) = {
             int(at) for page in pages[-2:] for at in re.findall(rf"The {name} one[. ]*(\d+)", page)
@@ -421,8 +450,8 @@ def test_programs_are_whole_and_text_has_lines_that_are_read(
 ) -> None:
     """A line of a program has at most 100 characters; of text, about 75."""
     page = visit(chapter_page(book), width)
-    program = page.locator("main pre code").first
-    program.evaluate("code => { code.textContent = 'x'.repeat(100); }")
+    program = page.locator("main pre code", has_text="lab.say()")
+    assert len(program.inner_text().strip()) == 100
     assert program.evaluate("code => (e => e.scrollWidth <= e.clientWidth)(code.closest('pre'))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("main p").first.evaluate("p => p.clientWidth") <= 46 * 16

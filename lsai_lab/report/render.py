@@ -46,7 +46,12 @@ _FACTS = "facts.yml"
 _BESIDE = ("book.js", "book.css", "math.css", "colors.css", "pages.js", "pages.css")
 # A reference as a page shows it, and as the data behind a table have it.
 _SHOWN = re.compile(
-    r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)[\dA-Z.]+)<'
+    r'<a\s+href="[^"]*#((?:sec|fig|tbl)-[\w-]+)"[^>]*>(?:<span>)?(\w+(?:\s|&nbsp;)(?:<span>)?[\dA-Z.]+)<'
+)
+# A chapter's number on its page: Quarto's references to it name the page alone.
+_CHAPTER = re.compile(
+    r'id="(sec-[\w-]+)" class="'
+    r'(?:quarto-section-identifier"><span class="chapter-number">|level1" data-number=")(\w+)'
 )
 _WRITTEN = re.compile(rf"{REFERENCE}([\w-]+)")
 _PAGES = [
@@ -59,8 +64,8 @@ _PAGES = [
 # In a process of its own, which may run out of memory, with typst's own fonts and those of the
 # figures.
 _TYPST = (
-    "import sys, typst, matplotlib as m; typst.compile(*sys.argv[1:4], [m.get_data_path() + "
-    "'/fonts/ttf'], True)"
+    "import sys, typst, matplotlib as m; said = typst.compile_with_warnings(*sys.argv[1:4], "
+    "[m.get_data_path() + '/fonts/ttf'], True)[1]; [print('warning:', w.message) for w in said]"
 )
 
 
@@ -169,7 +174,10 @@ def _pandoc(reports: Path, folder: Path, name: str) -> str:
 def _name_references(folder: Path) -> None:
     """Writes what the pages show in place of the references in the data of tables."""
     pages = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
-    shown = dict[str, str](pair for page in pages for pair in _SHOWN.findall(page))
+    numbers = [pair for page in pages for pair in _CHAPTER.findall(page)]
+    pairs = [pair for page in pages for pair in _SHOWN.findall(page)]
+    shown = {name: f"Chapter {number}" for name, number in numbers}
+    shown |= {name: text.replace("<span>", "") for name, text in pairs}
 
     def words(found: re.Match[str]) -> str:
         return " ".join(unescape(shown.get(str(found[1]), str(found[1]))).split())

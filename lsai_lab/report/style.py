@@ -1,9 +1,10 @@
 """One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and
 for colour-blind eyes.
 
-Figures are drawn at the width of the printed text (160 mm), so a 9 pt label in the figure is a 9 pt
-label on paper. A series is never told apart by colour alone: lines carry a marker and a dash
-pattern as well, bars are named. The colours are those of `colors.py`.
+Figures are 160 mm wide or narrower. On paper a narrow one stands in a column at seven tenths of its
+size, so a 9 pt label is one of 6.5 pt, and a wide one over both at nine tenths. A series is never
+told apart by colour alone: lines carry a marker and a dash pattern as well, bars are named. The
+colours are those of `colors.py`.
 """
 
 from typing import Any
@@ -29,7 +30,7 @@ def apply_style() -> None:
     """Set seaborn's and matplotlib's defaults for every figure that this process draws from now
     on."""
     settings: dict[str, Any] = {
-        "figure.figsize": (6.3, 3.4),  # 160 mm: A4 with margins of 25 mm
+        "figure.figsize": (6.3, 3.4),  # 160 mm
         "figure.dpi": 110,
         "figure.constrained_layout.use": True,
         **dict.fromkeys(("font.size", "axes.labelsize"), 9),
