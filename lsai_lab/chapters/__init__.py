@@ -67,6 +67,7 @@ Predictions:
     rival_table, SAMPLES                 others' programs beside this package, by what was asked
     prediction_errors, error_summary     errors by what was predicted and what tested it
     program_errors, published_errors     of other people's programs; of published figures
+    compiled_program_errors              of other people's programs with whole models compiled
     plans_tried                          plans that ran with their budget as the limit
     verdicts, host_difference            whether a run fits; what two GPUs differ by
     what_fits, PARTS                     a model's techniques; the parts of its peak
@@ -223,7 +224,7 @@ NAMES = {
     "lsai_lab.chapters.ways": ("ways_measured",),
     "lsai_lab.benches.attention.errors": ("ALLOWED_ERROR",),
     "lsai_lab.claims.declared": ("load_claims",),
-    "lsai_lab.predictions.programs": ("program_errors",),
+    "lsai_lab.predictions.programs": ("compiled_program_errors", "program_errors"),
     "lsai_lab.predictions.recorded": ("estimator_errors",),
     "lsai_lab.predictions.rivals": ("SAMPLES", "rival_table"),
 }

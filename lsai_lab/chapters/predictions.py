@@ -47,18 +47,22 @@ def _rows(what: str, tested_on: str, predicted: pd.Series, measured: pd.Series) 
     return found.assign(what=what, tested_on=tested_on).dropna(subset=["error"])
 
 
+SEARCHES = {"plans.measured": "first", "plans.filled": "blocks", "plans.surely": "last"}
+
+
 def plans_tried() -> pd.DataFrame:
     """Plans that ran with their budget as the limit of PyTorch's memory: `budget` and `reserved`
-    GiB, whether they `held`, and whether some blocks might keep more than others (`filled`)."""
+    GiB, whether they `held`, and the `search` that made them: the first, that with some blocks that
+    keep more than others, the last one."""
     folder = reading_root() / "reports" / "predictions"
     rows = [
         {
             "budget": row["budget_gib"],
             "reserved": row["measured"]["reserved_gib"],
             "held": row["measured"]["fits"],
-            "filled": filled,
+            "search": search,
         }
-        for name, filled in (("plans.measured", False), ("plans.filled", True))
+        for name, search in SEARCHES.items()
         for row in read_jsonl(folder / f"{name}.jsonl")
     ]
     return pd.DataFrame(rows)

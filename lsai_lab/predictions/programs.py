@@ -36,6 +36,24 @@ def program_errors(root: Path | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def compiled_program_errors(root: Path | None = None) -> pd.DataFrame:
+    """One row per program whose whole model was compiled (`tests/anybody_compiled.py`) and that the
+    simulation follows: `name`, the GiB of active memory that were `measured` on an H200, the error
+    of what was said of it before (`active`), and with today's code (`active_now`)."""
+    said, again = _kept("anybody_compiled", root), _kept("anybody_compiled.in_sample", root)
+    rows = [
+        {
+            "name": name,
+            "measured": measured["active"],
+            "active": said[name]["allocated"] / measured["active"] - 1,
+            "active_now": again[name]["allocated"] / measured["active"] - 1,
+        }
+        for name, measured in _kept("anybody_compiled.h200.measured", root).items()
+        if "error" not in measured | said[name]
+    ]
+    return pd.DataFrame(rows)
+
+
 def _kept(name: str, root: Path | None) -> dict[str, Any]:
     path = (root or reading_root()) / "reports" / "predictions" / f"{name}.json"
     return dict(json.loads(path.read_text(encoding="utf-8")))
