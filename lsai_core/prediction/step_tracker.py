@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
+from lsai_core.prediction.moments import Moment, Moments, by_cause
 from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
 from lsai_core.profiling.memory import Phase, running_phase
 
@@ -29,12 +30,12 @@ Place = Literal["GPU", "host"]
 class StepTracker(PurposeTracker):
     """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
 
-    `moments`: (phase, operator, bytes) after each operator that made or freed something.
+    `moments`: after each operator that made or freed something.
     """
 
     def __init__(self) -> None:
         super().__init__(on_gpu=True)
-        self.moments: list[tuple[Phase, str, int]] = []
+        self.moments = Moments()
         self._place: Place | None = None
         self.updating = False
         self._operator = ""
@@ -96,7 +97,7 @@ class StepTracker(PurposeTracker):
             result = _wide_statistics(self, result)
         if self.live != self._last:
             self._last = self.live
-            self.moments.append((phase, self._operator, self.live))
+            self.moments.append(Moment(phase, self._operator, by_cause(self._by_purpose)))
         return result
 
     def _note(self) -> None:

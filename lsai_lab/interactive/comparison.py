@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part, as_text, value
+from lsai_core.base.tables import Part, value
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of
@@ -84,7 +84,7 @@ class Comparison(Shown):
         """Draw both runs' curves: see `lab.curves`."""
         return curves(*(run.folder for run in self._runs), y=y, x=x)
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The two runs; settings; results; the rest folded."""
         names = [
             (which, *_who(run, repeats))
@@ -109,9 +109,6 @@ class Comparison(Shown):
                 heads.insert(3, "change")
                 parts.append(Part(title, heads, [_with_change(row) for row in rows], folded, note))
         return parts
-
-    def __repr__(self) -> str:
-        return as_text([part for part in self.shown() if not part.folded])
 
 
 def _with_change(row: list[Any]) -> list[object]:

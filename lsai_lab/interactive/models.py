@@ -30,7 +30,7 @@ class Generated(Shown):
         """The prompt and what follows it."""
         return self.prompt + self.written
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The text in one line, and how many tokens were written."""
         return [Part(rows=[("prompt", self.prompt), ("written", self.written)])]
 

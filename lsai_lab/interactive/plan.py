@@ -30,7 +30,6 @@ class Planned(Shown):
     def __init__(self, plan: Plan, remarks: Sequence[str]) -> None:
         found = told(plan)
         self.remarks = list(remarks)
-        self.found = found
         self.answer: str = found["answer"]
         self.config: TrainConfig | None = plan.chosen.config if plan.chosen else None
         self.reasons = Frame(found["reasons"])
@@ -43,9 +42,9 @@ class Planned(Shown):
         """Whether anything fits."""
         return self.config is not None
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The answer with its reasons, and the settings."""
-        because = [(row["chosen"], row["reason"]) for row in self.found["reasons"]]
+        because = self.reasons[["chosen", "reason"]].values.tolist() if len(self.reasons) else []
         heads = ("setting", "GiB", "tokens/s", "why")
         return [
             Part(self.answer, ("choice", "why"), because, note="; ".join(self.remarks)),

@@ -84,7 +84,7 @@ class Predicted(Shown):
         """Whether it fits one of the GPUs."""
         return bool((self.gpus["verdict"] != "too large").any())
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The answer, the peak by cause, the GPUs."""
         about = "; ".join([describe(self.config), _assumed(self.config), *self.remarks])
         parts = [(name, size) for name, size in self.memory.items() if size]

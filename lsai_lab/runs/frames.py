@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
-from lsai_core.base.tables import Part, as_text, value
+from lsai_core.base.tables import Part, as_text, value, values
 
 WIDE = 20  # columns; with more, the first ones are shown
-_OPTIONS = ("display.float_format", value, "display.width", 160, "display.max_columns", WIDE)
+_OPTIONS = ("display.width", 160, "display.max_columns", WIDE)
 _JUDGED = ("claim", "machine", "measured", "bound", "verdict", "note")  # of claims
 _USUAL = {
     "outcome": "ok",
@@ -96,13 +96,23 @@ class Frame(pd.DataFrame):
             return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
 
     def _narrow(self) -> pd.DataFrame:
-        frame = pd.DataFrame(self)[first_columns(self)].astype(object)
-        if "disturbed" in frame and not _is_summary(self):  # a long text
-            frame["disturbed"] = frame["disturbed"].where(frame["disturbed"].isna(), "yes")
-        for name in [name for name in frame if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
-            ends = self[f"{name}_low"], self[f"{name}_high"]
-            frame[name] = [_with_ends(*each) for each in zip(frame[name], *ends, strict=True)]
-        return frame.where(frame.notna(), "–")
+        """The columns that are shown, as texts; those of rows that pandas leaves out are empty."""
+        names = first_columns(self)
+        rows = _shown_rows(len(self))
+        whole = pd.DataFrame(self)
+        there = (whole if names == [*self.columns] else whole[names]).iloc[rows].astype(object)
+        if "disturbed" in there and not _is_summary(self):  # a long text
+            there["disturbed"] = there["disturbed"].where(there["disturbed"].isna(), "yes")
+        found = pd.DataFrame("", index=self.index, columns=there.columns, dtype=object)
+        by_row = "what" in names  # a unit of its own in each row, as in a comparison
+        cells = there.T if by_row else there
+        for place in range(cells.shape[1]):
+            column = cells.iloc[:, place]
+            found.iloc[(rows[place], slice(None)) if by_row else (rows, place)] = _texts(column)
+        for name in [name for name in names if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
+            figures = whole[[name, f"{name}_low", f"{name}_high"]].iloc[rows]
+            found.iloc[rows, found.columns.get_loc(name)] = _with_ends(figures)
+        return found
 
     def _left_out(self) -> str:
         """What is not shown, in words; nothing if all is."""
@@ -167,12 +177,14 @@ class Values(pd.Series):
         if not len(self):
             return "no values"
         if len(self) <= WIDE or "run" not in self.index:
-            with pd.option_context(*_OPTIONS):
-                return super().__repr__()
+            rows = _shown_rows(len(self))
+            shown = pd.Series("", index=self.index, name=self.name, dtype=object)
+            shown.iloc[rows] = _texts(pd.Series(self).iloc[rows])
+            return repr(shown).removesuffix("object") + str(self.dtype)
         names = first_columns(Frame([self.to_dict()]))
         rows = [(name, self[name]) for name in names]
         note = f"1 run; {len(rows)} of {len(self)} columns are shown; lab.find_run(row) opens it"
-        return as_text([Part("", rows=rows, note=note)])
+        return as_text([Part("", rows=rows, note=note, by_row=True)])
 
 
 # Those that name columns, and so may name one that is not there.
@@ -191,10 +203,27 @@ for _name in _NAMING:
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
 
 
-def _with_ends(figure: Any, low: Any, high: Any) -> Any:
-    """A figure with the range of its repeats, if they differ: `447,956 (447,806–449,552)`."""
-    ends = [value(low), value(high)]
-    return figure if ends[0] == ends[1] else f"{value(figure)} ({'–'.join(ends)})"
+def _with_ends(figures: pd.DataFrame) -> list[str]:
+    """Figures with the range of their repeats, where they differ: `447,956 (447,806–449,552)`."""
+    texts = iter(values(figures.to_numpy(dtype=float).ravel().tolist()))
+    rows = list(zip(texts, texts, texts, strict=True))
+    return [one if low == high else f"{one} ({low}–{high})" for one, low, high in rows]
+
+
+def _shown_rows(length: int) -> list[int]:
+    """The places of the rows that pandas shows of so many."""
+    most, least = pd.get_option("display.max_rows"), pd.get_option("display.min_rows")
+    if not most or length <= most:
+        return list(range(length))
+    half = max(1, min(most, least or most) // 2)
+    return [*range(half), *range(length - half, length)]
+
+
+def _texts(column: pd.Series) -> list[str]:
+    """The values of one unit; in a row of several, each for itself."""
+    there = [None if pd.api.types.is_scalar(each) and pd.isna(each) else each for each in column]
+    one_unit = pd.api.types.is_float_dtype(column) or {*map(type, there)} <= {float, type(None)}
+    return values(there) if one_unit else list(map(value, there))
 
 
 def _dimensions(note: str) -> tuple[str, Any]:
@@ -218,20 +247,21 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
         hidden |= {"reason", "run"}
         hidden |= {name for name in _USUAL if name in frame and (frame[name] == _USUAL[name]).all()}
         return [name for name in names if name not in hidden]
-    if len(names) <= WIDE:
-        return names
     if _is_of_points(frame):
         return [name for name in names if _is_told(name, frame[name])]
+    if len(names) <= WIDE:
+        return names
     return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
 
 
 def _is_summary(frame: pd.DataFrame) -> bool:
-    return {"n", "outcome", "reason", "run"} <= {*frame.columns}
+    ends = any(str(name).endswith("_low") for name in frame.columns)
+    return ends and {"n", "outcome", "reason", "run"} <= {*frame.columns}
 
 
 def _is_of_points(frame: pd.DataFrame) -> bool:
     """Whether these are points that benches measured, as `lab.points` gives them."""
-    return "run" in frame and "study" not in frame
+    return {"machine", "own", "repeat", "run"} <= {*frame} and "study" not in frame
 
 
 def _is_told(name: str, column: pd.Series) -> bool:
