@@ -290,6 +290,11 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
         (lambda: lab.predict("lab-tiny").phases.forwards, "did you mean forward"),
         (lambda: lab.find_run(RECORDED).phases["peak"], "no column 'peak'; did you mean peak_gib"),
         (lambda: lab.recorded("memory").dropna(subset=["los"]), "did you mean loss"),
+        (lambda: lab.recorded("memory").loc[0, "tokens_per_sec"], "did you mean tokens_per_s?"),
+        (lambda: lab.recorded("memory").at[0, "tokens_per_sec"], "did you mean tokens_per_s?"),
+        (lambda: lab.recorded("memory").loc[0, ["label", "los"]], "no column 'los'; did you mean"),
+        (lambda: lab.recorded("memory").loc[1234], "no row 1234; the rows are 0 to 98"),
+        (lambda: lab.judged("flash_speed").loc["flash_sped"], "did you mean flash_speed?"),
         (lambda: lab.predict("lab-tiny").step_s, "step_s is one number a GPU: see .gpus"),
     ],
 )
@@ -322,3 +327,12 @@ def test_curves_are_smoothed_over_whole_steps(empty: Path) -> None:
     for smooth in (-3, 0, 1.5):
         with pytest.raises(UserError, match=f"smooth is a whole number .*, not {smooth}"):
             lab.curves(RECORDED, smooth=smooth)
+
+
+def test_loc_reads_and_writes_as_in_pandas(empty: Path) -> None:
+    runs = lab.recorded("memory")
+    assert runs.loc[runs["variant"] == "bf16", ["label"]].shape[1] == 1
+    assert list(runs.loc(axis=1)[["label"]]) == ["label"]
+    runs.loc[0, "label"] = "mine"
+    runs.at[1, "label"] = "mine, too"
+    assert list(runs["label"][:2]) == ["mine", "mine, too"]

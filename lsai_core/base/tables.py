@@ -81,7 +81,8 @@ def _line(given: Any) -> str:
 
 def _html(part: Part) -> str:
     title, body = html.escape(part.title), _table(part)
-    note = f"<p>{html.escape(part.note)}</p>" if part.note else ""
+    lines = "<br>".join(map(html.escape, part.note.splitlines()))
+    note = f"<p>{lines}</p>" if lines else ""
     if part.folded and body:
         return f"<details><summary>{title}</summary>{body}{note}</details>"
     return f"<p><b>{title}</b></p>{body}{note}" if title else body + note

@@ -293,9 +293,8 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     if own:  # a profile may name variants of its own
         here = labels(session().root, name.study, session().profile.profile)
         label = here.get(name.variant, label)
-    place = f"{OWN}, {run.profile}" if run.profile else OWN
     identity = (
-        f"{run.machine} ({place})" if own else run.machine,
+        machine_name(run) if own else run.machine,
         own,
         name.study,
         name.variant,
@@ -327,6 +326,17 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
     return in_frame(row) | {"label": label, "run": shown_path(run.folder)}
+
+
+def machine_name(run: Run) -> str:
+    """What the machine of a run is called wherever one is shown: a label of records, or of an own
+    run its name, with the profile where that is not the usual, so that runs of two sizes never
+    count as repeats."""
+    if machine_of(run.folder) is not None:
+        return run.machine
+    profile = run.profile or planned_profile(run)
+    other = [profile] if profile not in (None, session().profile.profile) else []
+    return f"{run.machine} ({', '.join([OWN, *other])})"
 
 
 def _steps_done(run: Run) -> dict[str, int]:

@@ -4,7 +4,7 @@ column was meant."""
 import functools
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -57,6 +57,40 @@ def _no_column(name: str, frame: pd.DataFrame) -> str:
     return no_column(name, frame.columns)
 
 
+def _no_row(name: Any, rows: pd.Index) -> str:
+    there = hint(name, rows) if isinstance(name, str) else ""
+    if not there and len(rows):
+        there = f"; the rows are {rows[0]} to {rows[-1]}"
+    return f"there is no row {name!r}{there}"
+
+
+class _Located:
+    """`loc` or `at` of pandas, which says which row or column comes near one that is not there."""
+
+    def __init__(self, frame: pd.DataFrame, of_pandas: Any) -> None:
+        self._frame, self._of_pandas = frame, of_pandas
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_pandas, name)
+
+    def __call__(self, axis: Any = None) -> Any:
+        return self._of_pandas(axis=axis)
+
+    def __setitem__(self, key: Any, given: Any) -> None:
+        self._of_pandas[key] = given
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self._of_pandas[key]
+        except KeyError:
+            row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+            columns = [column] if isinstance(column, str) else column
+            if isinstance(columns, list):
+                for name in (name for name in columns if name not in self._frame.columns):
+                    raise NoColumn(_no_column(name, self._frame)) from None
+            raise NoColumn(_no_row(row, self._frame.index)) from None
+
+
 class Frame(pd.DataFrame):
     """A frame of pandas in all that it does: `query`, `groupby`, `sort_values`, `plot`.
 
@@ -73,6 +107,16 @@ class Frame(pd.DataFrame):
     @property
     def _constructor_sliced(self) -> Callable[..., pd.Series]:
         return Values
+
+    @property
+    def loc(self) -> Any:
+        """Rows and columns by name: `runs.loc[0, "tokens_per_s"]`."""
+        return _Located(self, super().loc)
+
+    @property
+    def at(self) -> Any:
+        """One value by its row and column."""
+        return _Located(self, super().at)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -110,8 +154,10 @@ class Frame(pd.DataFrame):
             column = cells.iloc[:, place]
             found.iloc[(rows[place], slice(None)) if by_row else (rows, place)] = _texts(column)
         for name in [name for name in names if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
-            figures = whole[[name, f"{name}_low", f"{name}_high"]].iloc[rows]
-            found.iloc[rows, found.columns.get_loc(name)] = _with_ends(figures)
+            ends = whole[[name, f"{name}_low", f"{name}_high"]].iloc[rows].to_numpy(dtype=float)
+            each = [[line] for line in ends] if by_row else [ends]
+            texts = [with_ends(*line) for part in each for line in _lines(part)]
+            found.iloc[rows, found.columns.get_loc(name)] = texts
         return found
 
     def _left_out(self) -> str:
@@ -128,6 +174,8 @@ class Frame(pd.DataFrame):
             facts = [name for name in (*_USUAL, "reason", "run") if name in self]
             hidden = [name for name in facts if name not in shown]
             what, more = "row", ", ".join(["<metric>_low", "<metric>_high", *hidden])
+        elif "what" in self:
+            what, more = "result", "first_low, first_high, second_low, second_high"
         elif _is_judged(self):
             what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
         elif _is_of_points(self):
@@ -177,9 +225,9 @@ class Values(pd.Series):
         if not len(self):
             return "no values"
         if len(self) <= WIDE or "run" not in self.index:
-            rows = _shown_rows(len(self))
+            places = _shown_rows(len(self))
             shown = pd.Series("", index=self.index, name=self.name, dtype=object)
-            shown.iloc[rows] = _texts(pd.Series(self).iloc[rows])
+            shown.iloc[places] = _texts(pd.Series(self).iloc[places])
             return repr(shown).removesuffix("object") + str(self.dtype)
         names = first_columns(Frame([self.to_dict()]))
         rows = [(name, self[name]) for name in names]
@@ -203,11 +251,15 @@ for _name in _NAMING:
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
 
 
-def _with_ends(figures: pd.DataFrame) -> list[str]:
-    """Figures with the range of their repeats, where they differ: `447,956 (447,806–449,552)`."""
-    texts = iter(values(figures.to_numpy(dtype=float).ravel().tolist()))
-    rows = list(zip(texts, texts, texts, strict=True))
-    return [one if low == high else f"{one} ({low}–{high})" for one, low, high in rows]
+def with_ends(figure: str, low: str, high: str) -> str:
+    """A figure with the range of its repeats, if they differ: `447,956 (447,806–449,552)`."""
+    return figure if low == high else f"{figure} ({low}–{high})"
+
+
+def _lines(figures: Any) -> Iterable[tuple[str, str, str]]:
+    """Figures of one unit with both ends, each a line, as texts."""
+    texts = iter(values([float(each) for line in figures for each in line]))
+    return zip(texts, texts, texts, strict=True)
 
 
 def _shown_rows(length: int) -> list[int]:
@@ -238,6 +290,8 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
     names = list(frame.columns)
     if not isinstance(frame, Frame) or not frame.columns.is_unique:
         return names
+    if "what" in names:  # a comparison
+        return [name for name in names if not str(name).endswith(("_low", "_high"))]
     if _is_judged(frame):
         return [name for name in _JUDGED if not _is_empty(frame[name])]
     if "run" not in names:
