@@ -138,7 +138,14 @@ def _who(run: Run, repeats: list[Run]) -> tuple[str, str, str]:
 def compare(*runs: AnyRun | Sequence[AnyRun] | pd.DataFrame) -> Comparison:
     """What two runs differ in, `lab.compare(a, b)`, own or recorded, also while they go on:
     settings, results, those of all their repeats, and with `.plot()` their curves. UserError for a
-    run that is not there, and for more than two."""
+    run that is not there, and for more than two.
+
+    >>> both = lab.compare("h100/memory.bf16", "h100/memory.flash_attn")
+    >>> both.settings["what"].tolist()
+    ['attention.backend']
+    >>> print(round(both.repeats.set_index("what").loc["tokens_per_s", "second / first"], 2))
+    1.51
+    """
     asked = all_runs(runs)
     if len(asked) != 2:
         raise UserError(

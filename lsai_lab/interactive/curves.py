@@ -55,6 +55,8 @@ def curves(
     `runs`: one by one, in lists, or the rows of a frame of `lab.load`. `smooth`: a running mean
     over so many steps. UserError for an unknown column, with the nearest names, if no run has one,
     or for more runs than a picture can tell apart.
+
+    >>> fig = lab.curves("h100/memory.baseline", "h100/memory.bf16", x="elapsed_s")
     """
     if not (isinstance(smooth, int) and smooth > 0):
         raise UserError(f"smooth is a whole number of at least 1, not {smooth!r}")

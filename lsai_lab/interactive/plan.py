@@ -79,6 +79,10 @@ def plan(
     least) that stays free.
     `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
     rates times are made of. Raises UserError for what cannot be asked.
+
+    >>> plan = lab.plan("lab-tiny", "24GiB", tokens=2048, seq_len=512)
+    >>> plan.fits, plan.config.seq_len
+    (True, 512)
     """
     whole = {"tokens": tokens, "seq_len": seq_len, "gpus": gpus}
     require_numbers(whole, Integral, "a whole number of at least 1")

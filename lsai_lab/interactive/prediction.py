@@ -130,6 +130,10 @@ def predict(
     device that it was measured on, at its rates. `largest`: the largest batch, or longest sequence,
     that fits one GPU, this machine's if none is named. Raises UserError for what cannot be
     predicted.
+
+    >>> found = lab.predict("llama3-8b", "h100", overrides={"grad_checkpoint": "full"})
+    >>> print(found.fits, round(found.memory["weights"], 1))
+    True 15.0
     """
     require_numbers({"gpus": gpus}, Integral, "a whole number of at least 1")
     if largest is not None and largest not in _LARGEST:

@@ -387,7 +387,12 @@ class Run(Shown):
 def find_run(which: AnyRun) -> Run:
     """The one run that `which` means: a row of `lab.load`, a run, a folder, its key or the
     beginning of it, the name that you gave it, `study.variant`, or with a machine's label a
-    recorded one: `lab.find_run("h100/memory.bf16")`. UserError says what there is instead."""
+    recorded one: `lab.find_run("h100/memory.bf16")`. UserError says what there is instead.
+
+    >>> run = lab.find_run("h100/memory.bf16")
+    >>> run.outcome, round(run.results.tokens_per_s)
+    ('ok', 449552)
+    """
     return which if isinstance(which, Run) else Run(folder_of(which))
 
 

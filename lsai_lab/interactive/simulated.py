@@ -64,7 +64,8 @@ def simulated_gpu(gpu: str | float = "h100") -> Simulated:
     ...     optimizer = torch.optim.AdamW(model.parameters())
     ...     for _ in range(3):
     ...         model(torch.randn(64, 1024)).square().mean().backward()
-    ...         optimizer.step(), optimizer.zero_grad()
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
     >>> gpu.verdict, gpu.peak_allocated_gib < 1
     ('fits', True)
 

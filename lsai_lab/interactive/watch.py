@@ -130,7 +130,8 @@ def watch(
     >>> with lab.watch(model, optimizer) as seen:
     ...     for _ in range(8):
     ...         model(torch.randn(4, 8)).mean().backward()
-    ...         optimizer.step(), optimizer.zero_grad()
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
     >>> list(seen.phases), seen.steps
     (['phase', 'peak_gib', 'ms'], 8)
 

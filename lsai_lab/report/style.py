@@ -27,7 +27,10 @@ DASHES = (
 
 def apply_style() -> None:
     """Set seaborn's and matplotlib's defaults for every figure that this process draws from now
-    on."""
+    on.
+
+    >>> lab.style()
+    """
     settings: dict[str, Any] = {
         "figure.figsize": (6.3, 3.4),  # 160 mm: A4 with margins of 25 mm
         "figure.dpi": 110,
