@@ -144,7 +144,7 @@ class Run(Shown):
     @property
     def state(self) -> str:
         """Where the run stands, in words."""
-        return standing(self._record, len(self.steps), self._has_steps)
+        return standing(self._record, self.steps, self._has_steps)
 
     @property
     def _has_steps(self) -> bool:

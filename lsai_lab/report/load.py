@@ -46,6 +46,7 @@ from lsai_lab.runs.story import place, tells
 from lsai_lab.runs.study import labels, study_names
 
 OWN = "this machine"
+LAST_STEPS = 10  # whose mean is the training loss
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
 # What every step has, and the sums over them.
 STEPS = ("step", "loss", "step_ms", "tokens_in_step", "tokens", "elapsed_s")
@@ -328,9 +329,14 @@ def machine_name(run: Run) -> str:
     return f"{run.machine} ({', '.join([OWN, *other])})"
 
 
-def _steps_done(run: Run) -> dict[str, int]:
-    """How many steps a training did that did not end well: `steps`, as of one that did."""
-    return {"steps": len(run.rows)} if run.summary.kind in TRAININGS else {}
+def _steps_done(run: Run) -> dict[str, float]:
+    """How many steps a training did that did not end well, and its training loss so far: `steps`
+    and `train_loss`, as of one that did."""
+    if run.summary.kind not in TRAININGS:
+        return {}
+    losses = [row["loss"] for row in run.rows if isinstance(row.get("loss"), float)]
+    last = losses[-LAST_STEPS:]
+    return {"steps": len(run.rows)} | ({"train_loss": sum(last) / len(last)} if last else {})
 
 
 def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
