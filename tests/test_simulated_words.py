@@ -44,6 +44,19 @@ def test_memory_is_told_by_cause_in_the_words_of_a_watched_loop() -> None:
     }
 
 
+def test_a_model_that_is_built_is_weights_from_the_beginning() -> None:
+    with simulated_gpu("h100") as gpu:
+        trained(*built())
+    first = next(place for place, each in enumerate(gpu.moments) if each.phase == "backward")
+    whole = gpu.moments[first].bytes_of["weights"]
+    sizes = [each.bytes_of.get("weights", 0) for each in gpu.moments]
+    assert sizes == sorted(sizes) and sizes[-1] == whole > 0
+    built_of = [each.bytes_of for each in gpu.moments[: sizes.index(whole) + 1]]
+    assert built_of and all({*each} == {"weights"} for each in built_of), "no activations yet"
+    highest = max(sum(each.bytes_of.values()) for each in gpu.moments) / GIB
+    assert highest == pytest.approx(max(gpu.phases.values()), rel=0.05)
+
+
 def test_the_verdict_on_another_gpu_is_of_its_own_memory() -> None:
     with simulated_gpu("h100") as gpu:
         torch.empty(int(40 * GIB), dtype=torch.uint8, device="cuda")

@@ -224,7 +224,8 @@ class SimulatedGpu(Shown):
         made = [(name, size) for name, size in self.operators.items() if ": " in name]
         if smaller := made[_OPERATORS:]:
             made = [*made[:_OPERATORS], (f"{len(smaller)} more", sum(gib for _, gib in smaller))]
-        yield Part("Results of operators among them", ("pass: operator", "GiB"), made, folded=True)
+        if made:
+            yield Part("Results of operators among them", ("operator", "GiB"), made, folded=True)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -255,7 +256,7 @@ class SimulatedGpu(Shown):
     @property
     def moments(self) -> Sequence[Moment]:
         """What was allocated after each operator that changed it, without `libraries`."""
-        return self._tracker.moments
+        return self._tracker.with_weights()
 
     def _done(self) -> Allocator:
         if self._replayed is None:

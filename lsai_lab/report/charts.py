@@ -18,6 +18,7 @@ from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 
+MARKED = 40  # points of a line: with fewer, each has a marker
 WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
 
 
@@ -119,7 +120,8 @@ def lines(
     axes = _axes(ax, height=2.6)
     ends = []
     for place, (name, rows) in enumerate(frame.groupby(series, sort=False)):
-        style = series_style(place) | dict((styles or {}).get(str(name), {}))
+        marker = {} if len(rows) <= MARKED else {"marker": ""}
+        style = series_style(place) | marker | dict((styles or {}).get(str(name), {}))
         line = axes.plot(rows[x], rows[y].astype(float), label=str(name), **style)[0]
         ends.append((str(name), rows[x].iloc[-1], float(rows[y].iloc[-1]), line.get_color()))
     axes.set(**dict(zip(("xlabel", "ylabel"), axis or (x, y), strict=True)))

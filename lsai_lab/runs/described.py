@@ -28,8 +28,9 @@ class Facts(_Tabled):
 
     def _part(self) -> tables.Part:
         shown = {name: fact for name, fact in self.items() if name != "packages"}
-        rows = [(name, fact) for name, fact in flatten(shown).items() if fact not in (None, "", [])]
-        return tables.Part("", ("fact", "value"), rows, by_row=True)
+        there = {name: fact for name, fact in flatten(shown).items() if fact not in (None, "", [])}
+        rows = [(name, tables.value(fact)) for name, fact in there.items()]
+        return tables.Part("", ("fact", "value"), rows)
 
 
 class Described(_Tabled):
