@@ -46,7 +46,7 @@ def error(out, ref):
 @pytest.mark.parametrize("rows", [1, 5, 36, 37, 1000])
 def test_equals_the_plain_loss_for_every_chunk_size(rows: int, reduction: str) -> None:
     hidden, weight, targets = case()
-    loss = linear_cross_entropy(hidden, weight, targets, reduction, chunk_bytes=rows * 301 * 4)
+    loss = linear_cross_entropy(hidden, weight, targets, reduction, chunk=rows)
     (3 * loss).backward()
     ref_loss, ref_hidden, ref_weight = reference(hidden, weight, targets, reduction)
     assert loss.dtype == torch.float32
@@ -57,7 +57,7 @@ def test_equals_the_plain_loss_for_every_chunk_size(rows: int, reduction: str) -
 
 def test_bf16_errors_are_those_of_bf16_products() -> None:
     hidden, weight, targets = case(dtype=torch.bfloat16)
-    loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=10 * 301 * 2)
+    loss = linear_cross_entropy(hidden, weight, targets, chunk=10)
     loss.backward()
     ref_loss, ref_hidden, ref_weight = reference(hidden, weight, targets)
     assert error(loss, ref_loss) < 2e-3
@@ -104,9 +104,7 @@ def test_the_model_learns_the_same_with_both_losses(tied: bool) -> None:
 def test_on_a_gpu(dtype: torch.dtype, chunks: int) -> None:
     hidden, weight, targets = case("cuda", dtype, tokens=500, words=40_001, width=256)
     rows = -(-500 // chunks)
-    loss = linear_cross_entropy(
-        hidden, weight, targets, chunk_bytes=rows * 40_001 * hidden.element_size()
-    )
+    loss = linear_cross_entropy(hidden, weight, targets, chunk=rows)
     (0.5 * loss).backward()
     ref_loss, ref_hidden, ref_weight = reference(hidden, weight, targets)
     limit = 1e-2 if dtype == torch.bfloat16 else 2e-3  # fp32 products may use TF32
@@ -120,8 +118,8 @@ def test_memory_on_a_gpu_is_one_chunk_and_the_gradients() -> None:
     hidden, weight, targets = case("cuda", torch.bfloat16, tokens=4096, words=65_536, width=256)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
+    linear_cross_entropy(hidden, weight, targets, chunk=1024).backward()
     chunk = 1024 * 65_536 * 2
-    linear_cross_entropy(hidden, weight, targets, chunk_bytes=chunk).backward()
     gradients = (
         hidden.numel() + 4 * weight.numel()
     ) * 4  # the weight's sum in fp32, its product, and what is handed on

@@ -207,6 +207,10 @@ class TrainConfig(Strict):
         "fused",
         description="full keeps all logits, fused: chunks; or a file of techniques/losses",
     )
+    loss_chunk: Annotated[Tokens | None, STEP, LATER] = Field(
+        None,
+        description="tokens of a chunk of the fused loss; null: 2 GiB of logits",
+    )
     blocks: Annotated[Literal["fused", "plain"], STEP] = Field(
         "fused",
         description="fused: SwiGLU and RMSNorm with the project's gradient kernels; plain: torch's "

@@ -24,8 +24,8 @@ from lsai_core.model import products
 
 Reduction = Literal["mean", "sum"]
 
-# Logits of one chunk. Large enough that a chunk's matrix products fill a GPU, small beside a model
-# whose logits matter.
+# Logits of one chunk, if nobody says how many tokens. Large enough that a chunk's matrix products
+# fill a GPU, small beside a model whose logits matter.
 CHUNK_BYTES = 2 << 30
 
 
@@ -34,11 +34,12 @@ def linear_cross_entropy(
     weight_VD: Tensor,
     targets_BS: Tensor,
     reduction: Reduction = "mean",
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk: int | None = None,
     cross_entropy_: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """Cross-entropy (nats, fp32 scalar) of logits `hidden @ weight.T` against integer targets; mean
-    or sum over tokens.
+    or sum over tokens. `chunk`: tokens at a time; as many as have `CHUNK_BYTES` of logits if not
+    given.
 
     Under autocast the products run in its dtype, as F.linear would. `cross_entropy_` stands for the
     one below where the logits are a process's part of all.
@@ -48,7 +49,8 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden_BSD, weight_VD = hidden_BSD.to(dtype), weight_VD.to(dtype)
     hidden_ND, targets_N = hidden_BSD.flatten(0, -2), targets_BS.flatten()
-    rows = max(1, chunk_bytes // (weight_VD.shape[0] * hidden_ND.element_size()))
+    usual = max(1, CHUNK_BYTES // (weight_VD.shape[0] * hidden_ND.element_size()))
+    rows = usual if chunk is None else chunk
     scale = 1.0 / len(targets_N) if reduction == "mean" else 1.0
     # Asked here, because inside of the function gradients are always off.
     learning = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)

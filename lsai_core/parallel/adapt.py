@@ -3,6 +3,7 @@ compilation; in this order."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from lsai_core.config.train import Fp8Config, TrainConfig
@@ -23,6 +24,8 @@ def adapt(
     convert(model, config.fp8)
     if config.blocks == "fused":
         model.fuse(config.mlp_chunk)
+    if config.loss_chunk is not None:
+        model.loss = functools.partial(model.loss, chunk=config.loss_chunk)
     model.bf16_residual = config.precision == "bf16_residual"
     if config.saved_inputs == "host":
         model.host_inputs = HostInputs(blocks_on_host(config))

@@ -25,6 +25,7 @@ def refusal_of_matrices(config: TrainConfig) -> str | None:
         "parallel.cpu_offload": False,
         "fp8.recipe": "none",
         "loss": "fused",
+        "loss_chunk": None,
         "mlp_chunk": None,
         "saved_inputs": "gpu",
         "optim.name": "adamw",

@@ -19,6 +19,7 @@ unlimited `max_split_size`.
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Literal
@@ -69,19 +70,24 @@ class _Pool:
 
 class Allocator:
     """`limit`: bytes that may be reserved. `allocated`, `reserved`, their peaks: bytes; `retries`:
-    flushes.
+    flushes. `dice`: they say where segments lie.
 
     Memory that a stream waits for is freed late: the caller's to say, so allocated and active are
     the same here.
     """
 
     def __init__(
-        self, limit: int | None = None, expandable: bool = False, collect_above: float = 0.0
+        self,
+        limit: int | None = None,
+        expandable: bool = False,
+        collect_above: float = 0.0,
+        dice: random.Random | None = None,
     ) -> None:
         self.limit, self.expandable, self.collect_above = limit, expandable, collect_above
         self.allocated = self.peak_allocated = self.reserved = self.peak_reserved = self.retries = 0
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._ranges = self.gap = 0
+        self._dice = dice
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least `size` bytes. Raises OutOfMemory."""
@@ -147,6 +153,9 @@ class Allocator:
 
     def _address(self, size: int) -> int:
         """The address of the next segment, of `size` bytes."""
+        if self._dice is not None:
+            self._ranges += 1
+            return (self._dice.randrange(2**20) * 2**20 + self._ranges) * _ADDRESSES
         room = -(-size // RESERVATION) * RESERVATION
         if room <= self.gap:
             self.gap -= room

@@ -32,6 +32,7 @@ from lsai_core.training.step import prepare_optimizer
 
 GIB = 2**30
 LIBRARIES_GIB = 2 * WORKSPACE / GIB
+SHAKES = 16
 PARTS = (
     "weights",
     "gradients",
@@ -76,12 +77,26 @@ class Prediction:
     ) -> Replayed:
         """The first steps where the allocator may reserve `available_gib`. `after`: the first step
         is that one's, e.g. of a smaller batch. `settings` of the allocator: `expandable`
-        (segments), `collect_above` (garbage_collection_threshold)."""
+        (segments), `collect_above` (garbage_collection_threshold); `shaken`, a seed
+        (`replay.py`)."""
         assert self._step is not None, "predicted for a CPU"
         limit = max(0, int((available_gib - self._unseen) * GIB))
         return replay(
             self._step, self._drawn, limit, first=after._step if after else None, **settings
         )
+
+    def surely_fits(self, available_gib: float) -> bool:
+        """Whether every one of `SHAKES` replays gets through, wherever the driver puts segments,
+        and no later step gives memory back."""
+        shaken = (self.on_gpu_with(available_gib, shaken=seed) for seed in range(SHAKES))
+        return all(found.fits and not found.flushes_late for found in shaken)
+
+    @property
+    def at_worst(self) -> float:
+        """The most that any of these replays reserves, with memory to spare."""
+        assert self._step is not None, "predicted for a CPU"
+        shaken = (replay(self._step, self._drawn, shaken=seed) for seed in range(SHAKES))
+        return max(found.reserved for found in shaken) / GIB + self._unseen
 
     @functools.cached_property
     def needs(self) -> float:

@@ -5,19 +5,24 @@ A simulated step gives births and deaths in their order. A run is made of them: 
 one; their values, each drawn in fp32 as a whole tensor; a first step, whose update makes the
 optimizer's states, whose first products take cuBLAS's workspaces, one for each of two threads, and
 which measures what fused fp8 casts; then steps that are alike.
+
+Two things no simulation knows: where the driver puts segments, and what compilers ask for when they
+measure kernels in the first step. A *shaken* replay draws both.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lsai_core.prediction.allocator import GAP, WORKSPACE, Allocator, Block, OutOfMemory
+from lsai_core.prediction.allocator import GAP, SMALL, WORKSPACE, Allocator, Block, OutOfMemory
 from lsai_core.prediction.simulate import Simulated
 from lsai_core.prediction.tracker import FIRST
 
 STEPS = 3
+MEASURED = 0.02  # of a shaken first step's requests: a second one while the first is there
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,15 @@ def replay(
     expandable: bool = False,
     collect_above: float = 0.0,
     first: Simulated | None = None,
+    shaken: int | None = None,
 ) -> Replayed:
     """`drawn`: bytes that a weight's first values take, per byte of it: of the whole, then of the
     slice cut from it. `limit`: bytes that may be reserved. `first`: the first step, if it is
-    another one."""
-    allocator, flushes, fits = Allocator(limit, expandable, collect_above), [0], True
+    another one. `shaken`: a seed."""
+    dice = None if shaken is None else random.Random(shaken)
+    allocator, flushes, fits = Allocator(limit, expandable, collect_above, dice), [0], True
     try:
-        for _ in _steps(allocator, [first or step, *[step] * (STEPS - 1)], drawn):
+        for _ in _steps(allocator, [first or step, *[step] * (STEPS - 1)], drawn, dice):
             flushes.append(allocator.retries)
     except OutOfMemory:
         fits = False
@@ -60,7 +67,10 @@ def replay(
 
 
 def _steps(
-    allocator: Allocator, steps: Sequence[Simulated], drawn: Sequence[float]
+    allocator: Allocator,
+    steps: Sequence[Simulated],
+    drawn: Sequence[float],
+    dice: random.Random | None,
 ) -> Iterator[None]:
     """Runs the steps, and stops after each."""
     marks, lasting = steps[0].marks, dict[int, Block]()
@@ -95,7 +105,10 @@ def _steps(
             if event > 0:
                 born += 1
                 if index == 0 or event % 512 != FIRST:
-                    blocks[born] = allocator.malloc(event // 512 * 512, event % 512 % FIRST)
+                    size, stream = event // 512 * 512, event % 512 % FIRST
+                    blocks[born] = allocator.malloc(size, stream)
+                    if index == 0 and dice and size > SMALL and dice.random() < MEASURED:
+                        allocator.free(allocator.malloc(size, stream))
             elif -event in blocks:
                 allocator.free(blocks.pop(-event))
             elif -event in lasting:

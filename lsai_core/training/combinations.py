@@ -180,6 +180,8 @@ def _refusal_of_activations(config: TrainConfig) -> str | None:
             f"inputs_on_gpu={config.inputs_on_gpu} leaves nothing for the host: the model has "
             f"{config.model.n_layers} layers"
         )
+    if config.loss_chunk is not None and config.loss != "fused":
+        return "loss_chunk needs loss: fused"
     if config.mlp_chunk is not None and config.blocks != "fused":
         return "mlp_chunk needs blocks: fused"
     if (

@@ -25,12 +25,14 @@ from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
 from lsai_lab.predictions.plan_predicted import OnNext, Room, Search, Tried
 from lsai_lab.predictions.plan_space import (
+    CHECKPOINTS,
     OFFLOADS,
     Chain,
     Numerics,
     Settings,
     batches,
     chains,
+    loss_chunk,
 )
 
 TIE = 0.02  # a share of a step's time: nearer than estimates of different settings are true
@@ -192,14 +194,15 @@ def make_plan(
     fixed = fixed or {}
     sizes, sequences = batches(asked, tokens, fixed)
     search = Search(room, sizes, sequences, packages, on_next)
-    here = chains(asked, fixed, allowed, fp8=room.gpu.fp8)
+    chunk = asked.loss_chunk or loss_chunk(asked, room.usable_gib)
+    here = chains(asked, fixed, allowed, CHECKPOINTS, room.gpu.fp8, chunk)
     if not here:
         raise UserError("no setting is possible with what is set; leave some of it to the plan")
     if known := best(search, here):
         return Plan(asked, search, here, here, known, allowed)
     away = [
         chain
-        for chain in chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8)
+        for chain in chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8, chunk)
         if chain.loss == here[0].loss
     ]
     known = best(search, away)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction.memory import predict
+from lsai_core.prediction.memory import Prediction, predict
 from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import (
     MARGIN,
@@ -57,6 +57,12 @@ class Room:
         if self.budget_gib is None:
             return usable
         return min(usable, self.budget_gib - spare_gib(self.budget_gib, self.margin))
+
+    @property
+    def reservable_gib(self) -> float:
+        """What the allocator may reserve at the most."""
+        memory = self.gpu.memory_gib - OUTSIDE_GIB
+        return memory if self.budget_gib is None else min(memory, self.budget_gib)
 
     def budget_for(self, reserved_gib: float) -> float:
         """The smallest budget with which so much would be usable."""
@@ -140,15 +146,23 @@ class Search:
             rank=rank,
             peak_gib=found.peak,
             held_gib=max(size for name, size in found.phases.items() if name != "optimizer"),
-            reserved_gib=found.reserved,
+            reserved_gib=self._reserved_gib(found),
             host_gib=found.host,
             step_s=time.step_s,
             attention=kernel,
             rates=rates,
         )
 
+    def _reserved_gib(self, found: Prediction) -> float:
+        """As predicted; where that is usable, but all of the room is not enough wherever the driver
+        puts segments, the most that is reserved then."""
+        room = self.room
+        if found.reserved > room.usable_gib or found.surely_fits(room.reservable_gib):
+            return found.reserved
+        return found.at_worst
+
     def fits(self, tried: Tried) -> bool:
-        """Whether its predicted reserved memory is usable."""
+        """Whether what it may reserve is usable."""
         return tried.reserved_gib <= self.room.usable_gib
 
     def surely_beyond(self, kind: TrainConfig, batch: int) -> Tried | None:

@@ -19,6 +19,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import deep_merge
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import DataConfig, TrainConfig
+from lsai_core.model.loss import CHUNK_BYTES
 from lsai_core.optimizers.build import trained_bytes
 from lsai_core.training.combinations import refusal
 from lsai_lab.predictions.asked import UNREAD_VOCABULARY
@@ -45,7 +46,6 @@ ALLOWED: dict[Numerics, tuple[Numerics, ...]] = {
     "harmless": ("fp32", "harmless"),
     "fp8": ("fp32", "harmless", "fp8"),
 }
-LOSSES: tuple[Settings, ...] = ({"loss": "fused"}, {"loss": "full"})
 _ALIKE = {"checkpoint_blocks": None, "checkpoint_others": "none"}
 _ON_GPU = _ALIKE | {"saved_inputs": "gpu", "inputs_on_gpu": 0, "mlp_chunk": None}
 _HERE = _ON_GPU | {"parallel": {"cpu_offload": False}}
@@ -56,6 +56,7 @@ CHECKPOINTS: tuple[Settings, ...] = tuple(
 )
 _AWAY = {"grad_checkpoint": "full", "saved_inputs": "host", "inputs_on_gpu": 0}
 _CHUNK = 8192  # tokens that an MLP takes at a time
+LEAST_CHUNK = 1024  # tokens that the loss takes at a time: fewer do not fill a GPU
 # Asked only where nothing of the above fits: what the times of these leave out (copies that do not
 # hide, updates on the host) can be most of a step.
 _OFFLOADED = {"parallel": {"cpu_offload": True}}
@@ -103,10 +104,12 @@ def chains(
     allowed: Numerics,
     activations: tuple[Settings, ...] = CHECKPOINTS,
     fp8: bool = True,
+    chunk: int | None = None,
 ) -> list[Chain]:
     """Every chain of `activations` that is possible for the run `asked`, with `fixed` laid over it.
 
-    `allowed`: how far numerics may go. `fp8`: whether the GPU has fp8 matmuls.
+    `allowed`: how far numerics may go. `fp8`: whether the GPU has fp8 matmuls. `chunk`: of the
+    fused loss.
     """
     found: dict[tuple[str, ...], Chain] = {}
     kinds_of_numerics = [
@@ -115,7 +118,8 @@ def chains(
         if near in ALLOWED[allowed] and so_far in ALLOWED[allowed] and (fp8 or so_far != "fp8")
     ]
     # a loss of the laboratory's own stays
-    losses = LOSSES if asked.loss in ("fused", "full") else ({},)
+    both = ({"loss": "fused", "loss_chunk": chunk}, {"loss": "full", "loss_chunk": None})
+    losses: tuple[Settings, ...] = both if asked.loss in ("fused", "full") else ({},)
     for rank, numerics in enumerate(kinds_of_numerics):
         for loss in losses:
             kinds: dict[str, TrainConfig] = {}
@@ -136,6 +140,21 @@ def _kind(asked: TrainConfig, fixed: Settings, *settings: Settings) -> TrainConf
     config = TrainConfig.model_validate(data)
     in_vain = config.mlp_chunk is not None and config.mlp_chunk >= config.seq_len
     return None if in_vain or refusal(config) else config
+
+
+def loss_chunk(asked: TrainConfig, usable_gib: float) -> int | None:
+    """Tokens of a chunk of the fused loss, where the usual chunk is large beside the memory: it
+    lies in one piece, for which there may be no gap. None: the usual one.
+
+    Chunks of fewer tokens than three times the width save nothing: the weight's gradient is summed
+    in fp32, beside one chunk's own.
+    """
+    if asked.parallel.tp > 1:
+        return None
+    a_word_bytes = 2 * asked.model.vocab_size  # of one token's logits
+    tokens = max(LEAST_CHUNK, 3 * asked.model.d_model, usable_gib * 2**30 / 16 / a_word_bytes)
+    chunk = int(tokens) // 256 * 256
+    return chunk if chunk * a_word_bytes < CHUNK_BYTES else None
 
 
 def in_some_blocks(kind: TrainConfig, blocks: int, lighter: TrainConfig) -> TrainConfig:
@@ -227,6 +246,8 @@ def states_words(config: TrainConfig) -> str:
 
 def loss_words(config: TrainConfig) -> str:
     """How the loss is computed."""
+    if config.loss_chunk is not None:
+        return f"loss in chunks of {config.loss_chunk:,} tokens"
     return {"fused": "loss in chunks", "full": "all logits at once"}.get(config.loss, config.loss)
 
 

@@ -289,10 +289,11 @@ def _others_take_s(plan: Plan) -> float:
 def _of_loss(plan: Plan, chosen: Tried) -> Iterator[Reason]:
     config, words = chosen.config, loss_words(chosen.config)
     other = "full" if config.loss == "fused" else "fused"
-    with_other = config.model_copy(update={"loss": other})
-    if other not in {chain.loss for chain in plan.on_gpu}:
+    chunks = {chain.loss: chain.kinds[0].loss_chunk for chain in plan.on_gpu}
+    if other not in chunks:
         yield Reason("loss", words, None, None, None, "as it was set")
         return
+    with_other = config.model_copy(update={"loss": other, "loss_chunk": chunks[other]})
     tried = plan.search.look(with_other, config.batch_size, chosen.rank)
     yield _compared(plan, chosen, "loss", words, loss_words(with_other), tried)
 

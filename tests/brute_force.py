@@ -1,0 +1,260 @@
+"""Is a plan the fastest? Twenty tasks of `plan_tasks.py`, each plan beside fifty other settings.
+
+    python tests/brute_force.py --measure PLANS OUT --seconds 500 --gpus 2 --workers 30    on GPUs
+    python tests/brute_force.py --table OUT        the plan's step beside the fastest of all
+
+The tasks are those of PLANS, which `plan_tasks.py` wrote, with the shortest steps among budgets up
+to 7.5 GiB.
+
+A setting is drawn from all that `lsai plan` may choose for the task: numerics that are allowed,
+either loss, any kind of checkpointing, half of them in some blocks only, any micro-batch. Each runs
+in a process that may reserve the task's budget; what runs out of memory is no rival. Only one
+process at a time runs steps on a GPU, while others prepare and compile theirs. Then the plan and
+the three fastest settings of a task run again, one after another, three times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from plan_tasks import GIB
+
+from lsai_core.base.files import read_jsonl
+from lsai_core.config.train import TrainConfig
+from lsai_core.profiling.gpus import find_gpu
+from lsai_lab.predictions.asked import Source
+from lsai_lab.predictions.plan_predicted import Room
+from lsai_lab.predictions.plan_space import (
+    CHECKPOINTS,
+    batches,
+    chains,
+    in_some_blocks,
+    loss_chunk,
+    with_batch,
+)
+
+SEED, COUNT, SETTINGS, LARGEST_GIB = 20, 20, 50, 7.5
+STEPS, AGAIN = 2, 3
+
+
+def draw(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tasks with their plan and their other settings, whole configurations."""
+    fit = [row for row in plans if row["settings"] and row["budget_gib"] <= LARGEST_GIB]
+    fit.sort(key=lambda row: row["predicted"]["step_s"])
+    dice = random.Random(SEED)
+    return [
+        {key: row[key] for key in ("name", "budget_gib", "settings", "predicted")}
+        | {"others": _others(row, dice)}
+        for row in fit[:COUNT]
+    ]
+
+
+def _others(task: dict[str, Any], dice: random.Random) -> list[dict[str, Any]]:
+    gpu = find_gpu("h100")
+    overrides = {"seq_len": task["seq_len"], "model": task["model"]}
+    asked = Source(model="lab").run("h100", None, overrides).config
+    room = Room(gpu, task["budget_gib"])
+    chunk = loss_chunk(asked, room.usable_gib)
+    every = chains(asked, {}, task["numerics"], CHECKPOINTS, gpu.fp8, chunk)
+    sizes, sequences = batches(asked, task["tokens"], {})
+    found: dict[str, dict[str, Any]] = {}
+    while len(found) < SETTINGS:
+        kinds = dice.choice(every).kinds
+        at = dice.randrange(len(kinds))
+        kind = kinds[at]
+        if at and dice.random() < 0.5:
+            kind = in_some_blocks(kind, dice.randrange(1, kind.model.n_layers), kinds[at - 1])
+        config = with_batch(kind, dice.choice(sizes), sequences)
+        settings = config.model_dump(mode="json") | {"device": "cuda"}
+        settings["attention"]["backend"] = task["settings"]["attention"]["backend"]
+        found.setdefault(json.dumps(settings), settings)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def alone(lock: str) -> Iterator[None]:
+    """While no other process of this GPU runs steps."""
+    with Path(lock).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class Prepared:
+    """A model, its optimizer and a batch, after their first step, within `budget_gib`."""
+
+    def __init__(self, settings: dict[str, Any], budget_gib: float) -> None:
+        from lsai_core.config.precision import set_matmul_mode
+        from lsai_core.optimizers.build import build_optimizer
+        from lsai_core.training import step
+
+        self._device, self._config = torch.device("cuda"), TrainConfig.model_validate(settings)
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        torch.cuda.set_per_process_memory_fraction(budget_gib * GIB / total)
+        set_matmul_mode(self._config.precision)
+        sequences = self._config.batch_size * self._config.grad_accum
+        self._tokens = torch.randint(8000, (sequences, self._config.seq_len + 1))
+        self._train_step = step.train_step
+        self._model = step.prepare_model(self._config, self._device)
+        self._optimizer = build_optimizer(self._model, self._config.optim)
+        self.step_s()
+
+    def step_s(self) -> float:
+        """Seconds of one more step."""
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        inputs, targets = self._tokens[:, :-1], self._tokens[:, 1:]
+        self._train_step(self._model, self._optimizer, inputs, targets, self._config, self._device)
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+def timed(settings: dict[str, Any], budget_gib: float, lock: str) -> float | None:
+    """The median seconds of a step; None where memory runs out."""
+    try:
+        prepared = Prepared(settings, budget_gib)
+        with alone(lock):
+            return statistics.median([prepared.step_s() for _ in range(1 + STEPS)][1:])
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        prepared = None  # type: ignore[assignment]
+        _cleaned()
+
+
+def _cleaned() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def begin(locks: list[str], counter: Any) -> None:
+    """Give a new process its GPU."""
+    with counter.get_lock():
+        number = counter.value
+        counter.value += 1
+    gpu = number % len(locks)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    os.environ["LOCK"] = locks[gpu]
+
+
+def first(row: dict[str, Any], at: int) -> dict[str, Any]:
+    """One setting of a task; -1: the plan."""
+    settings = row["settings"] if at < 0 else row["others"][at]
+    found = {"name": row["name"], "setting": at}
+    try:
+        return found | {"step_s": timed(settings, row["budget_gib"], os.environ["LOCK"])}
+    except Exception as error:  # of one setting; the others go on
+        return found | {"failed": str(error)[:200]}
+
+
+def again(row: dict[str, Any], settings: list[int]) -> dict[str, Any]:
+    """The settings of a task, one after another, `AGAIN` times."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for _ in range(AGAIN):
+        for at in settings:
+            one = first(row, at)
+            if one.get("step_s"):
+                found[at].append(one["step_s"])
+    return {"name": row["name"], "gpu": torch.cuda.get_device_name(), "again": found}
+
+
+def fastest(rows: list[dict[str, Any]], name: str) -> list[int]:
+    """The three fastest settings of a task that are not its plan."""
+    own = [row for row in rows if row["name"] == name and row.get("step_s") and row["setting"] >= 0]
+    return [row["setting"] for row in sorted(own, key=lambda row: row["step_s"])[:3]]
+
+
+def measure(plans: Path, out: Path, seconds: float, gpus: int, workers: int) -> None:
+    """All settings, then the fastest again; what cannot begin within `seconds` is left out."""
+    end, drawn = time.monotonic() + seconds, draw(read_jsonl(plans))
+    rows: list[dict[str, Any]] = []
+    context = get_context("spawn")
+    with contextlib.ExitStack() as stack, out.open("w", encoding="utf-8") as file:
+        locks = [stack.enter_context(tempfile.NamedTemporaryFile()).name for _ in range(gpus)]
+
+        def kept(row: dict[str, Any]) -> None:
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        pool = stack.enter_context(
+            ProcessPoolExecutor(
+                workers, context, initializer=begin, initargs=(locks, context.Value("i", 0))
+            )
+        )
+        left = {row["name"]: 1 + len(row["others"]) for row in drawn}
+        asked = {
+            pool.submit(first, row, at): row
+            for row in drawn
+            for at in range(-1, len(row["others"]))
+        }
+        repeats = []
+        for done in as_completed(asked):
+            row = asked[done]
+            kept(done.result())
+            left[row["name"]] -= 1
+            if not left[row["name"]]:
+                repeats.append(pool.submit(again, row, [-1, *fastest(rows, row["name"])]))
+            if time.monotonic() > end:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+        for done in as_completed([each for each in repeats if not each.cancelled()]):
+            kept(done.result())
+
+
+def table(out: Path) -> dict[str, Any]:
+    """Of every task that ran twice: the plan's step over that of the fastest setting, itself
+    counted."""
+    ratios = {}
+    for row in read_jsonl(out):
+        times = {int(at): min(seconds) for at, seconds in row.get("again", {}).items()}
+        if -1 in times:
+            ratios[row["name"]] = times[-1] / min(times.values())
+    return {
+        "tasks": len(ratios),
+        "within 3 %": sum(ratio <= 1.03 for ratio in ratios.values()),
+        "worst": max(ratios.values(), default=None),
+        "ratios": ratios,
+    }
+
+
+def main() -> None:
+    """One of the commands above."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--measure", type=Path, nargs=2, metavar=("PLANS", "OUT"))
+    parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--table", type=Path)
+    asked = parser.parse_args()
+    if asked.measure:
+        plans, out = asked.measure
+        measure(plans, out, asked.seconds, asked.gpus, asked.workers)
+    if asked.table:
+        print(json.dumps(table(asked.table), indent=1))
+
+
+if __name__ == "__main__":
+    main()
