@@ -145,6 +145,10 @@ def test_the_machine_of_a_run_is_a_table(empty: Path) -> None:
     for text in (repr(env), env._repr_html_()):
         assert "NVIDIA H100 80GB HBM3" in text and "packages" not in text and "None" not in text
     assert env["packages"]["torch"], "it is there"
+    for wrong, said in ((lambda: env.gpu, r'it is \["gpu"\]'), (lambda: env.cpus, "mean cpu")):
+        with pytest.raises(AttributeError, match=said) as error:
+            wrong()
+        assert len(below_cell(error.value)) == 1
 
 
 def test_numbers_of_a_column_have_equal_decimals(empty: Path) -> None:

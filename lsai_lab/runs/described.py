@@ -3,7 +3,7 @@
 from typing import Any
 
 from lsai_core.base import tables
-from lsai_core.base.errors import Known
+from lsai_core.base.errors import Known, UnknownName, hint
 from lsai_core.base.files import flatten
 
 
@@ -12,6 +12,12 @@ class _Tabled(Known):
 
     def _part(self) -> tables.Part:
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name[0] == "_":
+            raise AttributeError(name)
+        said = f'it is ["{name}"]' if name in self else hint(name, self).removeprefix("; ")
+        raise UnknownName(f"there is no attribute {name!r}; {said}")
 
     def __repr__(self) -> str:
         return tables.as_text([self._part()])
