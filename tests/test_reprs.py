@@ -340,3 +340,9 @@ def test_loc_reads_and_writes_as_in_pandas(empty: Path) -> None:
     runs.loc[0, "label"] = "mine"
     runs.at[1, "label"] = "mine, too"
     assert list(runs["label"][:2]) == ["mine", "mine, too"]
+
+
+def test_a_prediction_draws_its_step() -> None:
+    found = lab.predict("lab-tiny", "h100", overrides={"batch_size": 64})
+    tensors = found.peak_gib - found.memory["libraries"]
+    assert f"peak {tensors:.3g} GiB" in repr(found.plot()) and "<svg" in found.plot().data
