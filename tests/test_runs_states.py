@@ -159,3 +159,9 @@ def test_a_machine_has_one_name_wherever_it_is_shown(empty: Path) -> None:
     told = repr(lab.compare(folder, other))
     assert told.count(name) == 2 and "this machine" in name
     assert "h100 " in repr(lab.compare(folder, "h100/memory.bf16"))
+
+
+def test_a_run_of_another_trainer_has_the_peak_of_its_whole_step(empty: Path) -> None:
+    peer = lab.find_run("h200-f/fsdp.titan_4_selective.titan")
+    peak = peer.results["mem_peak_allocated_gib"]
+    assert peer.phases.to_dict("records") == [{"phase": "whole step", "peak_gib": peak}]

@@ -170,19 +170,16 @@ class Run(Shown):
                 f"{self.id} is of kind {self.kind}: no training, so no phases of a step"
             )
         results = self._record.summary.results
-        rows = [
-            (phase, results[f"mem_{phase}_peak_gib"])
-            for phase in _PHASES
-            if f"mem_{phase}_peak_gib" in results
-        ]
+        names = {phase: f"mem_{phase}_peak_gib" for phase in _PHASES}
+        names["whole step"] = "mem_peak_allocated_gib"  # all that other trainers' runs have
+        rows = [(phase, results[name]) for phase, name in names.items() if name in results]
         if not rows:
             why = self.state
             if self.outcome == "ok":
                 asked = self._record.config.get("profile", {}).get("memory_steps")
                 why = "too few steps" if asked else "set profile.memory_steps above 0"
             raise UserError(f"{self.id.folder} measured no memory: {why}")
-        whole = ("whole step", results["mem_peak_allocated_gib"])
-        return Frame([*rows, whole], columns=["phase", "peak_gib"])
+        return Frame(rows, columns=["phase", "peak_gib"])
 
     @property
     def results(self) -> Results:

@@ -53,7 +53,8 @@ class Watched(Shown):
 
     @property
     def phases(self) -> pd.DataFrame:
-        """One row a phase: the peak of live tensors, and the time of its operators or kernels."""
+        """One row a phase: the peak of live tensors, and the time of its operators or kernels in a
+        traced step, which on a CPU takes longer than `step_ms`."""
         peaks, times = self._seen.phases_gib, self._seen.phase_ms
         rows = [(phase, peaks.get(phase), times.get(phase)) for phase in PHASES]
         return Frame(rows, columns=["phase", "peak_gib", "ms"])
@@ -101,7 +102,7 @@ class Watched(Shown):
         phases = [tuple(row) for row in self.phases.itertuples(index=False)]
         return [
             Part(watched, note=said),
-            Part("Phases", ("phase", "peak GiB", "ms"), phases),
+            Part("Phases (ms while they are traced)", ("phase", "peak GiB", "ms"), phases),
             Part("At the highest moment", ("cause", "GiB"), causes),
             Part(self._traced, ("name", "class", "ms", "calls"), kernels, note=self._no_kernels),
         ]
