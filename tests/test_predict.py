@@ -520,9 +520,7 @@ def test_step_times_are_estimated_within_the_bar() -> None:
 
 
 def test_the_rates_that_ship_are_those_of_the_records() -> None:
-    assert speeds.measured()["rates"] == measured_speeds.rates(
-        recorded_runs(CHECKOUT / "reports")
-    )
+    assert speeds.measured()["rates"] == measured_speeds.rates(recorded_runs(CHECKOUT / "reports"))
 
 
 @pytest.mark.slow
