@@ -29,8 +29,7 @@ for (const table of all("main table:has(thead)")) {
   const kinds = (head) => [...new Set(rows.map((row) => text(row, head)))].sort(order);
   const chosen = heads.filter((head) => facts.runs && kinds(head).length > 1 && kinds(head).length <= 20);
   const options = (head) => ["", ...kinds(head)].map((kind) => new Option(kind || "any", kind));
-  const fields = new Map(chosen.map((head) =>
-    [head, make("label", {}, head.textContent, make("select", {}, ...options(head)))]));
+  const fields = new Map(chosen.map((head) => [head, make("label", {}, head.textContent, make("select", {}, ...options(head)))]));
   const search = make("input", { type: "search", placeholder: "Filter the rows", ariaLabel: "Filter the rows" });
   const oninput = () => {
     const words = search.value.toLowerCase().split(/\s+/);
@@ -162,6 +161,11 @@ const compare = (box) => {
   tool.replaceChildren(...names.length ? [table] : []);
 };
 for (const box of all("[data-run]")) box.onchange = () => compare(box);
+for (const name of location.hash.slice(1).split(",").reverse()) {  // both runs of a number, the later one below
+  const box = all("[data-run]").find(({ dataset }) => dataset.run === name);
+  box?.closest("tbody").prepend(box.closest("tr"));
+  box?.click();
+}
 
 if (window.top !== window) document.documentElement.className = "framed";
 

@@ -71,3 +71,16 @@ print(len(table), max(map(read.count, set(read))), len(read) - again, "torch" in
     claims, most, more, has_torch = done.stdout.splitlines()[-1].split()
     assert int(claims) > 50 and has_torch == "False", "PyTorch takes seconds to import"
     assert int(most) <= 3 and more == "0", "with the record, for its losses, for its curve"
+
+
+def test_how_long_after_its_bound_a_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    rows = lab.all_claims(lab.judged(), dict.fromkeys(["", "states", "fp8"], "sec-x"))
+    rows = rows.set_index("name")
+    assert rows.loc["overlap_bf16", "bound set":"first run"].tolist() == ["Nov 28", "14 min"]
+    assert rows.loc["states_bf16_loss_1b", "first run"] == "44 s"
+    assert rows.loc["weak_scaling", "first run"] == "3 days"
+    assert rows.loc["two_gpus_fp8_titan", "first run"] == "–"
+    begun = rows["first run"] != "–"
+    late = rows["bound"].str.endswith("late")
+    assert (rows["first run"].str.startswith("−") == late)[begun].all() and late[begun].any()

@@ -96,6 +96,9 @@ def test_the_book_shows_what_was_computed() -> None:
     text = "It is [1.6x](#gain) and [9](#other), [1.6x](notebooks/25-time.ipynb#gain)."
     shown = bound(text, {"gain": gain, "share": Number("30%")})
     assert shown.startswith("It is [1.64x](runs/h100/speed/fp8-0.html) and 9, [1.6x](")
+    gain.run = "h100/speed/eager-0,h100/speed/fp8-0"
+    two = "[1.64x](runs/index.html#h100/speed/eager-0,h100/speed/fp8-0)"
+    assert bound("[1.6x](#gain)", {"gain": gain}) == two
 
 
 def test_a_number_leads_to_a_run_however_it_is_named(empty: Path) -> None:
@@ -104,5 +107,7 @@ def test_a_number_leads_to_a_run_however_it_is_named(empty: Path) -> None:
     for named in (run, run.folder, str(run.folder)):
         assert number(1.5, "{:.2f}x", named).run == f"h100/memory/{run.folder.name}"
     assert number(1.5, None, row).run.startswith("h100/memory/bf16-")
+    before, after = number(1.5, None, row, run).run.split(",")
+    assert before == f"h100/memory/{run.folder.name}" and after == number(1.5, None, row).run
     with pytest.raises(UserError, match="a run is a row of"):
         number(1.5, "{:.2f}x", 7)

@@ -236,3 +236,36 @@ def test_a_sentence_that_begins_with_an_address_is_shown_not_opened(
 ) -> None:
     lab.say("http&#58;//evil.example/")
     assert "http&#58;//evil.example/" in capsys.readouterr().out
+
+
+def test_ranges_and_intervals_stand_on_their_decimal_points() -> None:
+    gap, whole = "\u2007", "\u00a0"
+    gains = ["9.0 (8.5 to 9.8)", "–", "11.4 (11.0 to 12.1)"]
+    first, none, last = (line.strip("| ") for line in written({"gain": gains}))
+    assert first == f"{gap}9.0 ({gap}8.5 to {gap}9.8)".replace(" ", whole)
+    assert (none, last) == ("–", gains[2].replace(" ", whole)) and len(first) == len(last)
+    changes = written({"change": ["−11 ± 51", "6 ± 7", "−0.02"]})
+    assert [line.strip("| ").lstrip(gap).replace(whole, " ") for line in changes] == [
+        "−11 ± 51",
+        f"6 ± {gap}7",
+        "−0.02",
+    ]
+    for as_is in (["4 GPUs", "16 GPUs"], ["a", "1 to 2"], ["91.7% (n = 1)", "2 (1 to 3)"]):
+        assert [line.strip("| ") for line in written({"x": as_is})] == as_is
+
+
+def written(columns: dict[str, list[str]]) -> list[str]:
+    return str(lab.table(pd.DataFrame(columns)).data).splitlines()[2:]
+
+
+def test_a_row_of_a_difference_leads_to_both_runs(tmp_path: Path) -> None:
+    before, after = (tmp_path / "recorded" / "h100" / "speed" / name for name in ("a-1", "b-2"))
+    table = lab.table(pd.DataFrame({"gain": ["1.5x", "2.0x"], "run": [(before, after), after]}))
+    output = new_output("display_data", data={"text/markdown": str(table.data)})
+    notebook = new_notebook(cells=[new_code_cell("1", outputs=[output])])
+    nbformat.write(notebook, tmp_path / "one.ipynb")
+    made = tmp_path / "made" / "one.ipynb"
+    assert to_markdown(tmp_path / "one.ipynb", made) is None
+    text = made.read_text()
+    assert "[1.5x](runs/index.html#h100/speed/a-1,h100/speed/b-2)" in text
+    assert "[2.0x](runs/h100/speed/b-2.html)" in text

@@ -116,6 +116,36 @@ class Tied(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
 
 
+class Words(nn.Module):
+    """An output layer with its loss, and with its logits if they are asked for."""
+
+    def __init__(self, told: bool) -> None:
+        super().__init__()
+        self.told, self.out = told, nn.Linear(256, 8192, bias=False)
+
+    def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits = self.out(x)
+        return F.cross_entropy(logits.float(), words), logits if self.told else None
+
+
+def test_what_compiled_code_returns_it_does_not_write_over() -> None:
+    """Logits that a model returns are there three times in the backward pass, as seen on an H200:
+    saved, the zeros of their gradient that nobody asked for, and the gradient of the loss."""
+
+    def peak(told: bool) -> float:
+        with simulated_gpu("h100") as gpu:
+            model = torch.compile(Words(told).to("cuda", torch.bfloat16))
+            x = torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16)
+            words = torch.randint(8192, (4096,), device="cuda")
+            for _ in range(2):
+                model(x, words)[0].backward()
+                model.zero_grad(set_to_none=True)
+        return gpu.peak_allocated_gib
+
+    logits = 2 * 4096 * 8192 / GIB
+    assert peak(told=True) - peak(told=False) == pytest.approx(2 * logits, rel=0.1)
+
+
 @pytest.mark.parametrize("how", ["module", "method", "function"])
 def test_a_whole_model(how: str) -> None:
     def step(compiled: bool) -> Any:

@@ -43,8 +43,8 @@ class Replay:
 
     _boxed_call = True  # the caller hands over its list of inputs, so that they can die inside
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self._plan = Plan(graph.graph)
+    def __init__(self, graph: fx.GraphModule, handed_over: Sequence[int] | None = None) -> None:
+        self._plan = Plan(graph.graph, handed_over)
         self._held = set(self._plan.taken.values())
 
     def __call__(self, inputs: list[Any]) -> list[Any]:

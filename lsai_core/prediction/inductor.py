@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -97,11 +97,13 @@ class Plan:
     result takes.
 
     `reads`: the memory that making a node reads, looked through views and through what is fused
-    into it.
+    into it. `handed_over`: which of the graph's inputs it may write over, if that is known.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, handed_over: Sequence[int] | None = None) -> None:
         self.given = [node for node in graph.nodes if node.op == "placeholder"]
+        owned = range(len(self.given)) if handed_over is None else handed_over
+        self._kept = {node for at, node in enumerate(self.given) if at not in owned}
         _join(graph, self.given)
         nodes = list(graph.nodes)
         self.output = nodes[-1]
@@ -227,7 +229,7 @@ class Plan:
         taken: dict[fx.Node, fx.Node] = {}
         free = defaultdict[Any, list[tuple[int, fx.Node]]](list)
         for step, (kernel, drops) in enumerate(zip(self.kernels, self.drops, strict=True)):
-            dead = [source for source in drops if _freed(source)]
+            dead = [source for source in drops if _freed(source) and source not in self._kept]
             given = not _is_fused(kernel[0]) and schema(kernel[0]) not in _INTO
             for node in () if given else kernel:
                 kind, size = _kind(node), _value(node).nbytes

@@ -139,7 +139,7 @@ class _World:
                     f"simulated_gpu cannot follow {schema(node)} in compiled code; predict the "
                     f"step without torch.compile"
                 )
-        replay = Replay(graph)
+        replay = Replay(graph, _handed_over())
 
         def run(inputs: list[Any]) -> list[Any]:
             watch = self._watch
@@ -148,6 +148,13 @@ class _World:
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
+
+
+def _handed_over() -> list[int] | None:
+    """Which inputs of the backward graph nothing else holds, so that it may write over them: saved
+    tensors that are neither inputs nor results of the forward pass. None: not known."""
+    context = torch._guards.TracingContext.try_get()
+    return context.fw_metadata.bw_donated_idxs if context and context.fw_metadata else None
 
 
 def _varies(value: Any) -> bool:
@@ -210,6 +217,9 @@ def _outside(world: _World, function: Callable[..., Any], module: Any) -> Callab
                 return function(*arguments, **options)
         except exc.TorchDynamoException as error:
             raise _said(error) from None
+        except RuntimeError as error:  # of a replay; the program's own stays readable behind it
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise UserError(f"simulated_gpu cannot follow torch.compile here: {reason}") from error
 
     return call
 

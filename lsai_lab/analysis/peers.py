@@ -58,7 +58,7 @@ def _speeds(runs: pd.DataFrame) -> pd.DataFrame:
 def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per comparison of study peers (`runs`): `session`, `gpu`, `precision`, the `peer`'s
     setting, `sequences` a step, `ours` and `theirs` (tokens/s, medians), `ratio` with the `low` and
-    `high` of its pairs of one round each, and the lead in `ms` a step."""
+    `high` of its pairs of one round each, the lead in `ms` a step, and both's first `run`."""
     good = _speeds(runs)
     rows = []
     for session, precision, ours, theirs in COMPARED:
@@ -71,7 +71,8 @@ def peer_comparisons(runs: pd.DataFrame) -> pd.DataFrame:
         row |= {"sequences": int(mine["batch_size"].iloc[0])}
         row |= {"peer": NAMES[theirs], "ours": speeds[0], "theirs": speeds[1]}
         row |= {"ratio": speeds[0] / speeds[1], "low": pairs.min(), "high": pairs.max()}
-        rows.append(row | {"n": pairs.count(), "ms": lead_ms, "run": mine["run"].iloc[0]})
+        both = (peer["run"].iloc[0], mine["run"].iloc[0])
+        rows.append(row | {"n": pairs.count(), "ms": lead_ms, "run": both})
     return pd.DataFrame(rows)
 
 

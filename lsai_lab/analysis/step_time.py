@@ -53,7 +53,8 @@ def gain_range(row: Mapping[str, Any]) -> str | None:
     first row."""
     if pd.isna(row["gain"]):
         return None
-    low, high = (f"{100 * row[end]:.1f}" for end in ("gain_low", "gain_high"))
+    ends = ("gain_low", "gain_high")
+    low, high = (f"{round(100 * row[end], 1) + 0:.1f}" for end in ends)  # and no -0.0
     between = f" ({low} to {high})" if row["n"] > 1 else ""
     return f"{100 * row['gain']:.1f}{between}".replace("-", "−")
 

@@ -20,7 +20,7 @@ Your machine:
 
     own_runs, own_counts, own_ends       your runs; how they ended, and why
     own_rates                            the rates of your machine
-    or_nothing                           a table, with a row "none yet" where nothing ran here
+    or_nothing                           a table, or what will stand there where nothing ran
     own_ratios, own_chart                your ratios beside the recorded ones
 
 Analysis, from frames to frames and numbers:

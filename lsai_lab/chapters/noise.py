@@ -90,21 +90,32 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     return rows.assign(missed=np.abs(worst / limits - 1))
 
 
-def _short_days(days: pd.Series) -> pd.Series:
-    """Days as `Nov 3`."""
-    return days.dt.strftime("%b %d").str.replace(" 0", " ")
+def _days(judged: pd.DataFrame) -> pd.DataFrame:
+    """The day on which each bound was set, `Nov 3`, and how long after it the first run began."""
+    columns = judged[["bound_set", "first_run"]]
+    times = columns.apply(pd.to_datetime, format="ISO8601", utc=True)
+    after = times["first_run"] - times["bound_set"]
+    day = times["bound_set"].dt.strftime("%b %d").str.replace(" 0", " ")
+    return pd.DataFrame({"bound set": day.fillna("–"), "first run": after.map(_duration)})
+
+
+def _duration(time: pd.Timedelta) -> str:
+    """As `44 s`, `14 min`, `13 h`, `4 days`, with a minus where it is one; a dash if unknown."""
+    if pd.isna(time):
+        return "–"
+    size = abs(time.total_seconds())
+    units = (("days", 86400), ("h", 3600), ("min", 60))
+    unit, length = next((each for each in units if size >= 2 * each[1]), ("s", 1))
+    return f"{'−' if time.total_seconds() < 0 else ''}{size / length:.0f} {unit}"
 
 
 def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
     """Every claim of `lab.judged()` in words, by verdict (what held comes last) and then in the
     order of `places` (claim or study -> section): `claim`, `verdict` (bold where not held),
-    `bound`, `measured`, `bound set`, `first run` (days), `section`, `run`."""
+    `bound`, `measured`, `bound set`, `first run` (how long after that), `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
-    rows = claims_table(found, declared)
-    rows = rows.rename(columns={"bound_set": "bound set", "first_run": "first run"})
-    for name in ("bound set", "first run"):
-        rows[name] = _short_days(pd.to_datetime(rows[name], errors="coerce")).fillna("–")
+    rows = claims_table(found, declared).join(_days(found))
     rows["kind"] = rows["verdict"].map([*VERDICTS[1:], VERDICTS[0]].index)
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]

@@ -54,7 +54,8 @@ def changes_by_pair(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.
             for seed in seeds
         ]
         row = {"variant": variant, "reference": reference, "seeds": len(seeds)}
-        row |= {"first_steps": max(first), "run": _run(runs, variant, seeds[0])["run"]}
+        pair = tuple(_run(runs, name, seeds[0])["run"] for name in (reference, variant))
+        row |= {"first_steps": max(first), "run": pair}
         both = runs[runs["variant"].isin([variant, reference])]
         for metric in ("train_loss", "validation_loss"):
             change = paired(both[metric], both, reference).loc[variant]
@@ -88,7 +89,8 @@ def sharded_peers(runs: pd.DataFrame) -> pd.DataFrame:
     memory = groups["mem_peak_reserved_gib"].median()
     rows = []
     for setting, host, ours, titan, claim in COMPARED:
-        row = {"setting": setting, "claim": claim, "run": groups["run"].first()[host, ours]}
+        pair = tuple(groups["run"].first()[host, name] for name in (titan, ours))
+        row = {"setting": setting, "claim": claim, "run": pair}
         for name, variant in (("ours", ours), ("torchtitan", titan)):
             row[f"{name} (tokens/s)"] = speed[host, variant]
             row[f"{name}, reserved (GiB)"] = memory[host, variant]

@@ -28,7 +28,8 @@ _LINK = re.compile(r"\[(?P<text>[^][]*)\]\((?P<file>[\w./-]*\.ipynb)?#(?P<name>[
 
 
 class Number(str):
-    """A number as its reader sees it; `run` is the page of the run that it leads to, or ""."""
+    """A number as its reader sees it; `run` is the page of the run that it leads to, or "". Of a
+    comparison these are two, `before,after`, and it leads to what differs between them."""
 
     run: str = ""
 
@@ -51,20 +52,25 @@ class Found:
         return f"the text says {says}, in: {self.sentence}"
 
 
-def number(value: Any, spec: Format | None = None, run: Any = None) -> Number:
+def number(value: Any, spec: Format | None = None, run: Any = None, over: Any = None) -> Number:
     """`value` by `spec` (`"{:.2f}x"`, a function; default: four significant digits) as a number for
     the text, with a true minus. `run`: a row of `lab.load`, a run or its folder, to which the
-    number leads in the book. ValueError for a value that is missing, UserError for what is no
-    run."""
+    number leads in the book; with `over`, another run that it is compared with, it leads to both
+    side by side. ValueError for a value that is missing, UserError for what is no run."""
     text = re.sub(r"(?<![\w.])-(?=[\d.])", "−", shown(value, spec))
     if text in ("–", "nan", ""):
         raise ValueError("a number of the text is missing: the value is not there")
     made = Number(text)
-    if run is not None:
-        is_row = isinstance(run, (Mapping, pd.Series)) and "run" in run
-        place = run["run"] if is_row else run if isinstance(run, (str, Path)) else folder_of(run)
-        made.run = page_name(place)
+    pages = (_page(each) for each in (over, run) if each is not None)
+    made.run = ",".join(filter(None, pages))
     return made
+
+
+def _page(run: Any) -> str:
+    is_row = isinstance(run, (Mapping, pd.Series)) and "run" in run
+    return page_name(
+        run["run"] if is_row else run if isinstance(run, (str, Path)) else folder_of(run)
+    )
 
 
 def collect(namespace: Mapping[str, Any]) -> None:
@@ -136,15 +142,21 @@ def rewritten(text: str, numbers: Mapping[str, str], file: str = "") -> str:
 
 
 def bound(text: str, numbers: Mapping[str, Number]) -> str:
-    """`text` as the book has it: each number as it was computed, a link to its run if it has one;
-    as it is written where nothing was computed."""
+    """`text` as the book has it: each number as it was computed, a link to its run if it has one,
+    or to its two runs side by side; as it is written where nothing was computed."""
     for link in reversed(list(_links(text))):
         computed = numbers.get(link["name"], Number(link["text"]))
         if link["file"]:
             continue
-        shown = f"[{computed}](runs/{computed.run}.html)" if computed.run else str(computed)
+        *before, run = computed.run.split(",")
+        shown = f"[{computed}]({page_of(run, *before)})" if run else str(computed)
         text = text[: link.start()] + shown + text[link.end() :]
     return text
+
+
+def page_of(run: str, before: str | None = None) -> str:
+    """Where a link to `run` (its `page_name`) leads in the book, or to it beside `before`."""
+    return f"runs/index.html#{before},{run}" if before else f"runs/{run}.html"
 
 
 def _sentence(text: str, link: re.Match[str]) -> str:

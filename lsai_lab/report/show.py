@@ -25,9 +25,10 @@ from lsai_core.base.errors import UserError, no_column
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
-from lsai_lab.report.values import Format, cell, digits, shown
+from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
+from lsai_lab.runs.records import page_name
 
 PNG_DPI = 200
 MOST_ROWS, MOST_COLUMNS = 200, 40  # of a table that a reader can take in
@@ -60,7 +61,8 @@ def table(
     floats get three significant digits of the smallest. Of a frame of more than 200 rows or 40
     columns (of `lab.load`: those that it shows itself) a line says what is left out; its CSV has
     all. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the
-    first) a link to each run's page. Strings are Markdown, those of records are not; missing values
+    first) a link to each run's page, of a pair `(before, after)` of folders in the report one to
+    both side by side. Strings are Markdown, those of records are not; missing values
     show as an en dash. Raises UserError for an unknown column.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
@@ -80,12 +82,11 @@ def table(
         name: [_written(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
         for name in names
     }
+    columns |= {name: found for name in names if (found := aligned(columns[name]))}
     if "run" in frame.columns and names:
         target = link if link in names else names[0]
         cells = zip(columns[target], frame["run"], strict=True)
-        columns[target] = [
-            _link(cell, Path(run)) if isinstance(run, (str, Path)) else cell for cell, run in cells
-        ]
+        columns[target] = [_led(cell, run) for cell, run in cells]
     lines = ["| " + " | ".join(_head(name) for name in names) + " |"]
     lines.append(
         "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
@@ -196,13 +197,24 @@ def run_link(text: object, run: AnyRun) -> str:
     return _link(_head(text), folder)
 
 
-def _link(text: str, folder: Path) -> str:
+def _led(text: str, run: Any) -> str:
+    """`text` as a link to a run, or to the second of a pair beside the first; itself if none is
+    meant."""
+    *before, after = run if isinstance(run, tuple) else (run,)
+    if not isinstance(after, (str, Path)):
+        return text
+    return _link(text, Path(after), "".join(f' "beside {page_name(each)}"' for each in before))
+
+
+def _link(text: str, folder: Path, title: str = "") -> str:
     """`run_link` of text that is Markdown."""
     here, names = os.getcwd(), ("notebook.ipynb", "summary.json", "run.json")
     name = next((name for name in names if (folder / name).exists()), names[0])
     if page := os.environ.get(PAGE_FOLDER):  # becomes a page, and each run has one there
         here, name = page, names[0]
-    return f"[{text}]({quote(os.path.relpath(folder, here))}/{name})"
+    words = text.lstrip("\u2007")  # what lines it up is no part of the link
+    before = text[: len(text) - len(words)]
+    return f"{before}[{words}]({quote(os.path.relpath(folder, here))}/{name}{title})"
 
 
 def _is_numeric(column: pd.Series) -> bool:

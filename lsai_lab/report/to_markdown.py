@@ -23,7 +23,7 @@ from lsai_lab.report.explore.scripts import MIME as EXPLORE_MIME
 from lsai_lab.report.explore.scripts import NAMES, write_page_files
 from lsai_lab.report.hidden_names import HiddenNames
 from lsai_lab.report.html_tables import tables
-from lsai_lab.report.numbers import Number, bound, collected
+from lsai_lab.report.numbers import Number, bound, collected, page_of
 from lsai_lab.report.pictures import readable_png, safe_svg
 from lsai_lab.runs.records import page_name
 
@@ -163,8 +163,8 @@ def _markdown(output: Any, picture: Path, alt: str) -> str:
     if "text/markdown" in data:
         text = "\n".join(data["text/markdown"].splitlines())  # also at CR, form feeds and U+2028
         text = re.sub(r"(?m)^[> \t]*(:{3,})", r"\\\1", text.replace("{{<", "{{ <"))
-        run = re.compile(r"\]\(([^()\s]+)/notebook\.ipynb\)")
-        text = run.sub(lambda found: f"](runs/{page_name(unquote(found[1]))}.html)", text)
+        run = re.compile(r'\]\(([^()\s]+)/notebook\.ipynb(?: "beside ([^()\s"]+)")?\)')
+        text = run.sub(lambda found: f"]({page_of(page_name(unquote(found[1])), found[2])})", text)
         return re.sub(r"(?m)^(---|\.\.\.)\s*?$", "* * *", text).strip()
     drawing = safe_svg(data.get("image/svg+xml", ""))
     drawn = {".svg": drawing, ".png": readable_png(data.get("image/png", ""))}

@@ -2,13 +2,18 @@
 table."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 Format = str | Callable[[Any], str]
+
+MISSING = "–"
+_FIGURE = "\u2007"  # a space as wide as a digit
+_PARTS = re.compile(r"([+−]?\d[\d,]*(?:\.\d+)?)")
 
 
 def digits(column: pd.Series) -> str | None:
@@ -26,7 +31,7 @@ def shown(value: Any, spec: Format | None = None) -> str:
     """A value as a reader sees it: by `spec`, else numbers with four significant digits and whole
     ones with commas."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
-        return "–"
+        return MISSING
     if callable(spec):
         text = str(spec(value))
     elif spec and not isinstance(value, (str, bool)):
@@ -38,6 +43,24 @@ def shown(value: Any, spec: Format | None = None) -> str:
     else:
         text = str(value)
     return " ".join(text.split())
+
+
+def aligned(cells: Sequence[str]) -> list[str] | None:
+    """A column of values of one kind, each with its range or interval or alone, `0.79x (0.78 to
+    0.81)`, `−11 ± 51`, `−0.02`: one below the other on their decimal points, and without a break.
+    None for a column of anything else."""
+    parts = {text: _PARTS.split(text) for text in cells if text != MISSING}
+    shapes = {(*split[::2],) for split in parts.values()}
+    longest = max(shapes, key=len, default=())
+    is_range = any(word in "".join(longest[1:]) for word in ("±", " to "))
+    if not is_range or longest[0] or shapes - {longest, ("", "")}:
+        return None
+    for place in range(1, 2 * len(longest) - 1, 2):
+        numbers = [split for split in parts.values() if len(split) > place]
+        before = [split[place].partition(".")[0] for split in numbers]
+        for split, whole in zip(numbers, before, strict=True):
+            split[place] = _FIGURE * (max(map(len, before)) - len(whole)) + split[place]
+    return ["".join(parts.get(text, [text])).replace(" ", "\u00a0") for text in cells]
 
 
 def cell(value: Any, spec: Format | None) -> str:

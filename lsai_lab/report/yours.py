@@ -31,12 +31,17 @@ def own_runs() -> pd.DataFrame:
 
 
 def or_nothing(
-    frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
+    frame: pd.DataFrame,
+    formats: Mapping[str, Format] | None = None,
+    *,
+    link: str | None = None,
+    after: str = "`make report`",
 ) -> Table:
-    """`frame` as `lab.table` shows it; without rows its columns, and one row that says so."""
+    """`frame` as `lab.table` shows it; without rows what will stand there, and `after` what
+    (Markdown)."""
     if frame.empty:
-        names = [name for name in frame.columns if name != "run"]
-        return table(pd.DataFrame([dict.fromkeys(names, "–") | {names[0]: "none yet"}]))
+        names = "; ".join(name for name in frame.columns if name != "run")
+        return table(pd.DataFrame([{"will stand here": names, "after": after}]))
     return table(frame, formats, link=link)
 
 

@@ -21,8 +21,7 @@ export const gib = (size, places = Math.abs(size) < 99.95 ? 1 : 0) => size.toLoc
   minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven" });  // as Python rounds
 export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
   ? count(value) : String(Number(value.toPrecision(most)));
-export const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) =>
-  [name, change(value, name)]));
+export const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) => [name, change(value, name)]));
 export const sum = (values) => values.reduce((a, b) => a + b, 0);
 
 // What a slider of tokens says: its value is their logarithm, and they are multiples of 256.
@@ -139,8 +138,7 @@ const ticksOf = ([low, high], log, wanted) => {
 
 // A chart with axes. `x` and `y` are [low, high]; `log` names the logarithmic axes ("x", "xy").
 // Returns its node, the scales `X` and `Y`, and functions that add marks.
-export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "", xticks, label,
-  yticks }) => {
+export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "", xticks, label, yticks }) => {
   const left = 46, bottom = 34, top = 18, right = 12;
   const scale = ([low, high], [from, to], name) => (value) => {
     const of = log.includes(name) ? Math.log : (number) => number;
@@ -158,8 +156,7 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
   }
   text((left + width - right) / 2, height - 4, xlabel, { "text-anchor": "middle" });
   text(4, 11, ylabel);
-  const path = (points) => points.map(([a, b], at) =>
-    `${at ? "L" : "M"}${X(a).toFixed(1)} ${Y(b).toFixed(1)}`).join("");
+  const path = (points) => points.map(([a, b], at) => `${at ? "L" : "M"}${X(a).toFixed(1)} ${Y(b).toFixed(1)}`).join("");
   return {
     node, X, Y, add, text,
     line: (points, color, facts = {}) => add("path", { d: path(points), fill: "none", stroke: color,

@@ -23,8 +23,7 @@ const triangles = ({ groups, cells, work }, gpus, step, width) => {
 // What each GPU computes in this step, and how long it waits for the slowest.
 const bars = ({ groups, work, sent }, gpus, step, width) => {
   const most = Math.max(...work.flat()), row = 24, left = 56, right = 118;
-  const { node, add, text } = canvas(width, gpus * row + 20,
-    `Work and messages of each GPU in step ${step + 1}`);
+  const { node, add, text } = canvas(width, gpus * row + 20, `Work and messages of each GPU in step ${step + 1}`);
   const scale = (width - left - right) / most, slowest = Math.max(...work[step]);
   text(left, 12, "computes (gray: waits)");
   text(width - right + 8, 12, "sends");

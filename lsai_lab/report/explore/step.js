@@ -28,8 +28,7 @@ export const draw = (el, { steps, about }) => {
     told = "";
     const shown = steps.slice(0, hidden ? last : last + 1), row = 40, right = 92, width = page.width;
     const scale = (width - right) / steps[0].step_ms;
-    const { node, add, text } = canvas(width, (last + 1) * row + 6,
-      `Milliseconds of ${shown.length} steps by class of kernel`);
+    const { node, add, text } = canvas(width, (last + 1) * row + 6, `Milliseconds of ${shown.length} steps by class of kernel`);
     shown.forEach((each, at) => {
       let end = 0;
       text(0, at * row + 13, each.name);
