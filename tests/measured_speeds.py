@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lsai_core.base.files import read_jsonl, write_text
-from lsai_core.prediction import roofline
+from lsai_core.prediction import roofline, speeds
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.benches.machine import newest_ceilings
 from lsai_lab.predictions.rates import messages_of, rates_of
@@ -131,4 +131,4 @@ def table_text(runs: Sequence[Run]) -> str:
 
 
 if __name__ == "__main__":
-    write_text(roofline.TABLE, table_text(recorded_runs(repo_root() / "reports")))
+    write_text(speeds.TABLE, table_text(recorded_runs(repo_root() / "reports")))

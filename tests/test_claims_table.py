@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from conftest import CHECKOUT
@@ -44,6 +46,31 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
             r" \([\d.,]+ to [\d.,]+, n = \d\)$|^[+−][\d.]+%? ± [\d.]+%? \(n = \d\)$",
             words.loc[row.Index, "measured"],
         ), row.Index
+
+
+def test_the_table_of_all_claims_is_made_of_records_each_read_once() -> None:
+    source = """
+from lsai_lab.runs import schema, records
+read = []
+kept = schema.read_rows
+def counted(path, *rest, **named):
+    read.append(path)
+    return kept(path, *rest, **named)
+records.read_rows = counted
+import lsai_lab as lab
+table = lab.claims_table()
+again = len(read)
+lab.claims_table()
+print(len(table), max(map(read.count, set(read))), len(read) - again)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=200, cwd=CHECKOUT
+    )
+    assert done.returncode == 0, done.stderr
+    claims, most, more = done.stdout.splitlines()[-1].split()
+    assert int(claims) > 50 and int(most) <= 3 and more == "0", (
+        "with the record, for its losses, for its curve"
+    )
 
 
 def test_how_long_after_its_bound_a_run_began(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ run = lab.find_run("h100/memory.bf16")
 line = error(run.execute)
 opened = eval(line.partition("for this machine: ")[2].replace(".execute()", ""))
 same = (opened.id.study, opened.id.name) == (run.id.study, run.id.name)
-sizes = [each.record.config["model"]["n_layers"] for each in (run, opened)]
+sizes = [each.config.model.n_layers for each in (run, opened)]
 print(json.dumps([same, sizes, line]))
 """
     same, (recorded, here), line = said(folder, source)

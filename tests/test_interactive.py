@@ -507,7 +507,7 @@ with lab.watch(model, optimizer) as seen:
     for _ in range(8):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step(), optimizer.zero_grad()
-print(len(seen.top_kernels) > 0, len(repr(seen.plot())) < 400)
+print(len(seen.kernels) > 0, len(repr(seen.plot())) < 400)
 """
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True True\n", "")

@@ -70,11 +70,11 @@ def test_a_comparison_of_names_tells_all_their_repeats(empty: Path) -> None:
     medians = runs.groupby("variant")["tokens_per_s"].median()
     assert speed["second / first"] == pytest.approx(medians["flash_attn"] / medians["bf16"])
     low = runs.query("variant == 'bf16'")["tokens_per_s"].min()
-    assert speed["range of first"].startswith(f"{low:,.0f} to ")
+    assert speed["first_low"] == low and not speed["within_spread"]
     for words in (
         "memory.bf16, seed 0, one of 3 repeats",
-        "Over 3 and 3 repeats",
-        "range of first",
+        "Results over 3 and 3 repeats",
+        f"({low:,.0f}–",
     ):
         assert words in repr(found)
     assert "two machines" not in repr(found)
@@ -121,7 +121,9 @@ def test_losses_are_told_by_their_difference(empty: Path) -> None:
     found = lab.compare("h100/memory.bf16", "h100/memory.flash_attn")
     loss = found.results.set_index("what").loc["validation_loss"]
     assert loss["second - first"] == pytest.approx(loss["second"] - loss["first"])
-    assert pd.isna(loss["second / first"]) and "-0.00114" in repr(found)
+    assert pd.isna(loss["second / first"]) and "-0.00104, within the spread" in repr(found)
+    told = found.repeats.set_index("what").loc["validation_loss"]
+    assert told["first_low"] <= told["second_high"] and told["within_spread"], "they overlap"
 
 
 def test_a_run_beside_itself_or_a_repeat_says_so(empty: Path) -> None:

@@ -26,7 +26,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_core.context import METHODS
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import build_optimizer
-from lsai_core.prediction import compiled, memory, roofline
+from lsai_core.prediction import compiled, memory, roofline, speeds
 from lsai_core.prediction.inductor import Plan, schema
 from lsai_core.prediction.memory import Prediction, predict, verdict
 from lsai_core.prediction.roofline import estimate
@@ -520,16 +520,14 @@ def test_step_times_are_estimated_within_the_bar() -> None:
 
 
 def test_the_rates_that_ship_are_those_of_the_records() -> None:
-    assert roofline.measured()["rates"] == measured_speeds.rates(
-        recorded_runs(CHECKOUT / "reports")
-    )
+    assert speeds.measured()["rates"] == measured_speeds.rates(recorded_runs(CHECKOUT / "reports"))
 
 
 @pytest.mark.slow
 def test_the_costs_that_ship_are_those_of_the_records() -> None:
     """If this fails after a change that is meant, `python tests/measured_speeds.py` writes them
     again."""
-    assert roofline.TABLE.read_text() == measured_speeds.table_text(
+    assert speeds.TABLE.read_text() == measured_speeds.table_text(
         recorded_runs(CHECKOUT / "reports")
     )
 

@@ -17,7 +17,8 @@ from test_bad_input import refused
 import lsai_lab as lab
 from lsai_core.base.files import deep_merge, read_jsonl
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction.roofline import estimate, measured
+from lsai_core.prediction.roofline import estimate
+from lsai_core.prediction.speeds import measured
 from lsai_core.profiling.gpus import find_gpu, passport_gpu
 from lsai_core.profiling.passport import MOST_BYTES, read_passport
 from lsai_lab.predictions.asked import Source

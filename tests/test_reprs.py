@@ -18,6 +18,7 @@ from IPython.utils.capture import capture_output
 
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
+from lsai_core.base.tables import Part, as_text, values
 from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.plain import in_frame
 
@@ -116,9 +117,62 @@ def test_a_table_in_a_terminal_has_no_entities(empty: Path) -> None:
     assert "| void at::f<4, (a|b)> | 1.50 |" in repr(shown) and "&" not in repr(shown)
 
 
-def test_a_record_shows_in_a_few_lines(empty: Path) -> None:
-    record = lab.find_run(RECORDED).record
-    assert "tokens_per_s" in record.summary.results and len(repr(record)) < 600
+def test_behind_a_dot_stands_what_a_reader_asks_for(empty: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    seen = lab.watch(layer, torch.optim.SGD(layer.parameters(), 0.1))
+    with lab.simulated_gpu("h100") as gpu:
+        pass
+    run, study = lab.find_run(RECORDED), lab.study("memory")
+    of_memory = {"memory", "moments", "phases", "plot"}
+    for thing, there in (
+        (seen, of_memory | {"kernels", "reserved_gib", "step_ms", "steps"}),
+        (run, {"config", "env", "kernels", "phases", "plot", "results", "steps", "timeline"}),
+        (study, {"base", "baseline", "measured", "parts", "question", "title", "variants"}),
+        (gpu, of_memory | {"operators", "verdict", "verdict_on", "fits", "gpu", "remark"}),
+    ):
+        names = {name for name in dir(thing) if name[0] != "_"}
+        assert there <= names and names.isdisjoint({"record", "shown", "found", "first"})
+    assert {name for name in dir(seen) if name[0] != "_"} == of_memory | {
+        "kernels",
+        "reserved_gib",
+        "step_ms",
+        "steps",
+    }
+
+
+def test_the_machine_of_a_run_is_a_table(empty: Path) -> None:
+    env = lab.find_run(RECORDED).env
+    for text in (repr(env), env._repr_html_()):
+        assert "NVIDIA H100 80GB HBM3" in text and "packages" not in text and "None" not in text
+    assert env["packages"]["torch"], "it is there"
+    for wrong, said in ((lambda: env.gpu, r'it is \["gpu"\]'), (lambda: env.cpus, "mean cpu")):
+        with pytest.raises(AttributeError, match=said) as error:
+            wrong()
+        assert len(below_cell(error.value)) == 1
+
+
+def test_numbers_of_a_column_have_equal_decimals(empty: Path) -> None:
+    steps = lab.recorded("memory").query("variant == 'baseline' and part == 'train'")
+    assert {"95.844", "95.850"} <= {*repr(steps).split()}
+    assert ">95.850<" in steps._repr_html_()
+    found = lab.predict("llama3-8b", "h100")
+    for text in (repr(found.memory), repr(found), found._repr_html_().replace("</td>", " ")):
+        assert "14.9575" in text and "0.0625" in text
+    assert values([1.0, 2.5, float("nan")]) == ["1.0", "2.5", "–"]
+    assert values([0.001, 0.003]) == ["0.001", "0.003"]
+    assert values([0.0317, 0.00105, 4.77e-07, 0.0]) == ["0.03170", "0.00105", "4.8e-07", "0.00000"]
+    rows = [("tokens_per_s", 14528.25, 9953.5), ("mfu", 0.67925, 0.5), ("steps", 30, 30)]
+    told = as_text([Part("", ("what", "first", "second"), rows, by_row=True)]).splitlines()
+    assert told[1:] == [
+        "tokens_per_s  14,528        9,954",
+        "mfu                0.67925      0.50000",
+        "steps             30           30",
+    ], "points below each other"
+
+
+def test_points_say_what_of_them_is_not_shown(empty: Path) -> None:
+    shown = repr(lab.points("h100/gemm.machine.products"))
+    assert "The others: times, errors, quartiles, reason, run" in shown
 
 
 def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Path) -> None:
@@ -220,11 +274,11 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
     found = lab.predict("llama3-8b", "h100")
     run, both = lab.find_run(RECORDED), lab.compare(RECORDED, "h200/memory.bf16")
     for frame, text in (
-        (found.memory, "14.958\n"),
-        (found.phases, "forward     60.504"),
+        (found.memory, "14.9575\n"),
+        (found.phases, "60.504\n"),
         (found.gpus, "tokens_per_s"),
         (run.phases, "7.0941"),
-        (run.steps, "1175.1"),
+        (run.steps, "1,175.1"),
         (both.results, "449,552"),
     ):
         assert text in repr(frame), repr(frame)
@@ -240,6 +294,11 @@ def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
         (lambda: lab.predict("lab-tiny").phases.forwards, "did you mean forward"),
         (lambda: lab.find_run(RECORDED).phases["peak"], "no column 'peak'; did you mean peak_gib"),
         (lambda: lab.recorded("memory").dropna(subset=["los"]), "did you mean loss"),
+        (lambda: lab.recorded("memory").loc[0, "tokens_per_sec"], "did you mean tokens_per_s?"),
+        (lambda: lab.recorded("memory").at[0, "tokens_per_sec"], "did you mean tokens_per_s?"),
+        (lambda: lab.recorded("memory").loc[0, ["label", "los"]], "no column 'los'; did you mean"),
+        (lambda: lab.recorded("memory").loc[1234], "no row 1234; the rows are 0 to 98"),
+        (lambda: lab.judged("flash_speed").loc["flash_sped"], "did you mean flash_speed?"),
         (lambda: lab.predict("lab-tiny").step_s, "step_s is one number a GPU: see .gpus"),
     ],
 )
@@ -253,8 +312,8 @@ def test_an_empty_frame_says_so(empty: Path) -> None:
     layer = torch.nn.Linear(2, 2)
     seen = lab.watch(layer, torch.optim.SGD(layer.parameters(), 0.1))
     assert repr(seen.memory) == "no values"
-    assert repr(seen.top_kernels) == "no rows; columns: name, class, ms, calls"
-    assert "no rows; columns: name" in seen.top_kernels._repr_html_()
+    assert repr(seen.kernels) == "no rows; columns: name, class, ms, calls"
+    assert "no rows; columns: name" in seen.kernels._repr_html_()
     assert repr(lab.compare(RECORDED, RECORDED).settings).startswith("no rows; columns: what")
 
 
@@ -272,3 +331,18 @@ def test_curves_are_smoothed_over_whole_steps(empty: Path) -> None:
     for smooth in (-3, 0, 1.5):
         with pytest.raises(UserError, match=f"smooth is a whole number .*, not {smooth}"):
             lab.curves(RECORDED, smooth=smooth)
+
+
+def test_loc_reads_and_writes_as_in_pandas(empty: Path) -> None:
+    runs = lab.recorded("memory")
+    assert runs.loc[runs["variant"] == "bf16", ["label"]].shape[1] == 1
+    assert list(runs.loc(axis=1)[["label"]]) == ["label"]
+    runs.loc[0, "label"] = "mine"
+    runs.at[1, "label"] = "mine, too"
+    assert list(runs["label"][:2]) == ["mine", "mine, too"]
+
+
+def test_a_prediction_draws_its_step() -> None:
+    found = lab.predict("lab-tiny", "h100", overrides={"batch_size": 64})
+    tensors = found.peak_gib - found.memory["libraries"]
+    assert f"peak {tensors:.3g} GiB" in repr(found.plot()) and "<svg" in found.plot().data

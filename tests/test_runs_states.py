@@ -14,6 +14,7 @@ from conftest import write_run
 import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_lab.interactive.prediction import predict
+from lsai_lab.runs.records import find_runs
 
 STEP = {"step": 1, "loss": 5.0, "step_ms": 2.0, "tokens_in_step": 8, "tokens_per_s": 4000.0}
 UNMEASURED = {"outcome": "failed", "reason": "no such kernel"}
@@ -121,3 +122,46 @@ def test_one_word_opens_a_run_and_a_config_becomes_one(empty: Path) -> None:
     assert [axes.get_ylabel() for axes in lab.find_run(one).plot(y="loss").axes] == [
         "loss (nats per token)"
     ]
+
+
+def test_a_stopped_run_says_how_far_it_is_and_its_loss(empty: Path) -> None:
+    metrics = [STEP | {"loss": loss} for loss in (6.0, 5.5, 5.25)]
+    config = {"steps": 9}
+    folder = write_run(
+        empty, "memory", "bf16", outcome="preempted", config=config, metrics=metrics, results={}
+    )
+    for text in (repr(lab.find_run(folder)), lab.find_run(folder)._repr_html_()):
+        assert "stopped: 3 of 9 steps are done, the last one" in text and "loss is 5.25" in text
+    row = lab.load("memory", mine=True).iloc[0]
+    assert (row["steps"], row["train_loss"]) == (3, pytest.approx(sum((6.0, 5.5, 5.25)) / 3))
+    assert row["outcome"] == "preempted"
+
+
+def test_a_record_is_read_again_once_a_file_of_it_changed(empty: Path) -> None:
+    folder = write_run(empty, "memory", "bf16", results={"tokens_per_s": 5.0}, metrics=[STEP])
+    seen = [lab.load("memory", mine=True).loc[0, "tokens_per_s"] for _ in range(2)]
+    summary = folder / "summary.json"
+    summary.write_text(summary.read_text().replace("5.0", "7.0"))
+    seen.append(lab.load("memory", mine=True).loc[0, "tokens_per_s"])
+    assert seen == [5.0, 5.0, 7.0]
+    (first,) = (run for run in find_runs(empty) if run.folder == folder)
+    first.machine, first.profile = "elsewhere", "another"
+    (second,) = find_runs(empty)
+    assert second.machine != "elsewhere" and second.profile is None, "each has its own"
+    (folder / "metrics.jsonl").write_text("no rows\n")
+    assert lab.load("memory", mine=True).loc[0, "outcome"] == "damaged"
+
+
+def test_a_machine_has_one_name_wherever_it_is_shown(empty: Path) -> None:
+    folder = write_run(empty, "memory", "bf16", results={"tokens_per_s": 5.0})
+    other = write_run(empty, "memory", "baseline", results={"tokens_per_s": 5.0})
+    (name,) = lab.load("memory", mine=True)["machine"].unique()
+    told = repr(lab.compare(folder, other))
+    assert told.count(name) == 2 and "this machine" in name
+    assert "h100 " in repr(lab.compare(folder, "h100/memory.bf16"))
+
+
+def test_a_run_of_another_trainer_has_the_peak_of_its_whole_step(empty: Path) -> None:
+    peer = lab.find_run("h200-f/fsdp.titan_4_selective.titan")
+    peak = peer.results["mem_peak_allocated_gib"]
+    assert peer.phases.to_dict("records") == [{"phase": "whole step", "peak_gib": peak}]

@@ -62,7 +62,7 @@ print(run.results["dataset"], run.results["validation_loss"])
 settings = {{"optim.name": "sign", "optim.kernel": "auto", {TINY}}}
 run = lab.open_run(study="memory", variant="bf16", profile="quick", overrides=settings)
 run.execute()
-print(run.record.plan["inputs"], run.results["train_loss"])
+print(run._record.plan["inputs"], run.results["train_loss"])
 """,
     "the trained model, and what it writes": f"""
 settings = {{"checkpoint.export": True, {TINY}}}

@@ -57,8 +57,8 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 class Shown:
-    """Base of what shows itself by the tables of `shown()`; wrong arguments of its methods are told
-    in one line."""
+    """Base of what shows itself by the tables of `_parts()`; wrong arguments of its methods are
+    told in one line."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -66,7 +66,7 @@ class Shown:
             if name[0] != "_" and inspect.isfunction(method):
                 setattr(cls, name, checked_call(method, f"{cls.__name__}.{name}"))
 
-    def shown(self) -> Iterable[Part]:
+    def _parts(self) -> Iterable[Part]:
         """The tables, from top to bottom."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class Shown:
         super().__setattr__(name, value)
 
     def _repr_html_(self) -> str:
-        return as_html(self.shown())
+        return as_html(self._parts())
 
     def __repr__(self) -> str:
-        return as_text(self.shown())
+        return as_text([part for part in self._parts() if not part.folded])

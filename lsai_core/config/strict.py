@@ -52,7 +52,7 @@ class Strict(BaseModel):
             {*type(self).model_fields, *(name for name in own if name[0] != "_")} - {"model_config"}
         )
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The settings by dotted key, those that differ from their defaults first."""
         changed = flatten(self.model_dump(mode="json", exclude_defaults=True))
         rest = flatten(self.model_dump(mode="json"))
@@ -61,15 +61,16 @@ class Strict(BaseModel):
         named = [f"{key}={value}" for key, value in usual if "." not in key]
         more = f", … ({len(usual)} in all)" if len(usual) > len(named) else ""
         note = f"at their defaults: {', '.join(named)}{more}" if usual else ""
-        first = Part(name, ("setting", "value"), list(changed.items()), note=note)
-        return [first, Part(f"{len(usual)} defaults", ("setting", "value"), usual, folded=True)]
+        heads, rows = ("setting", "value"), list(changed.items())
+        first = Part(name, heads, rows, note=note, by_row=True)
+        return [first, Part(f"{len(usual)} defaults", heads, usual, folded=True, by_row=True)]
 
     def _repr_html_(self) -> str:
-        return as_html(self.shown())
+        return as_html(self._parts())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows in a terminal."""
-        printer.text(as_text([part for part in self.shown() if not part.folded]))
+        printer.text(as_text([part for part in self._parts() if not part.folded]))
 
 
 def _no_setting(cls: type[BaseModel], name: str) -> str:

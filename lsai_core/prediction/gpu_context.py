@@ -41,7 +41,7 @@ from lsai_core.prediction.allocator import (
     Verdict,
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
-from lsai_core.prediction.moments import Moment, Moments
+from lsai_core.prediction.moments import Moment, by_cause
 from lsai_core.prediction.presented import OnGpu, capability_of, presented, require_inside
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
@@ -51,7 +51,7 @@ from lsai_core.prediction.tracker import ALLOCATION
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
 
 GIB = 2**30
-_CAUSES = 10  # that are shown one by one
+_OPERATORS = 10  # that are shown one by one
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
@@ -167,8 +167,6 @@ class SimulatedGpu(Shown):
         """Of `torch.cuda.max_memory_allocated`; without side streams the active peak, too."""
         return self._done().peak_allocated / GIB
 
-    peak_active_gib = peak_allocated_gib
-
     @property
     def peak_reserved_gib(self) -> float:
         """Of `torch.cuda.max_memory_reserved`, on a GPU with memory to spare."""
@@ -179,12 +177,14 @@ class SimulatedGpu(Shown):
         """Whether it fits the GPU: as `lsai_core.prediction.memory.verdict`."""
         return self.verdict_on(self.gpu)
 
-    def verdict_on(self, gpu: Gpu) -> Verdict:
-        """Whether it fits another GPU, on which the same kernels are taken to run."""
+    def verdict_on(self, gpu: Gpu | str) -> Verdict:
+        """Whether it fits another GPU, on which the same kernels are taken to run. UserError for an
+        unknown one."""
+        gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
         if self.peak_reserved_gib <= usable_gib(gpu):
             return "fits"
         try:
-            self._replay(int((self.gpu.memory_gib - OUTSIDE_GIB) * GIB))
+            self._replay(int((gpu.memory_gib - OUTSIDE_GIB) * GIB))
         except OutOfMemory:
             return "too large"
         return "tight"
@@ -209,7 +209,7 @@ class SimulatedGpu(Shown):
             )
         return ""
 
-    def shown(self) -> Iterable[Part]:
+    def _parts(self) -> Iterable[Part]:
         """The verdict, both peaks, the memory by cause, and the remark; before the program's end
         only the GPU."""
         if self._replayed is None:
@@ -217,14 +217,15 @@ class SimulatedGpu(Shown):
             return
         allocated, reserved = self.peak_allocated_gib, self.peak_reserved_gib
         peaks = f"{allocated:.2f} GiB allocated, {reserved:.2f} reserved"
-        causes = [*self.memory.items()]
-        if smaller := causes[_CAUSES:]:
-            rest = sum(size for _, size in smaller)
-            causes = [*causes[:_CAUSES], (f"{len(smaller)} smaller ones", rest)]
-        heads = ("without workspaces", "GiB")
         room = f"{usable_gib(self.gpu):.1f} of {self.gpu.memory_gib:.1f} GiB surely fit"
         title = f"simulated {self.gpu.name}: {self.verdict}; {peaks}; {room}"
-        yield Part(title, heads, causes, note=self.remark)
+        yield Part(title, note=self.remark)
+        yield Part("At the highest moment", ("cause", "GiB"), [*self.memory.items()])
+        made = [(name, size) for name, size in self.operators.items() if ": " in name]
+        if smaller := made[_OPERATORS:]:
+            made = [*made[:_OPERATORS], (f"{len(smaller)} more", sum(gib for _, gib in smaller))]
+        if made:
+            yield Part("Results of operators among them", ("operator", "GiB"), made, folded=True)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -233,17 +234,29 @@ class SimulatedGpu(Shown):
 
     @property
     def memory(self) -> dict[str, float]:
-        """GiB by cause at the highest moment, the largest first: weights, gradients, the
-        optimizer, and results of operators that wait for the backward pass or are in use."""
-        highest = max(self._tracker.highest.values(), key=Counter.total, default=Counter[str]())
-        return {name: size / GIB for name, size in highest.most_common() if size}
+        """GiB by cause at the highest moment, the largest first, together `peak_allocated_gib`:
+        weights, gradients, the optimizer, activations that wait for the backward pass, what the
+        backward pass has in use, and `libraries`, their workspaces and what the allocator rounds
+        up. `operators` has those of operators one by one."""
+        found = by_cause(self._highest)
+        libraries = self._done().peak_allocated - found.total()
+        found += Counter({"libraries": libraries})
+        return {name: size / GIB for name, size in found.most_common()}
+
+    @property
+    def operators(self) -> dict[str, float]:
+        """GiB at the highest moment, without `libraries`, the largest first; results of operators
+        by the pass and the operator that made them: `forward: gelu`."""
+        return {name: size / GIB for name, size in self._highest.most_common() if size}
+
+    @property
+    def _highest(self) -> Counter[str]:
+        return max(self._tracker.highest.values(), key=Counter.total, default=Counter[str]())
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """What was allocated after each operator that changed it."""
-        return Moments(
-            Moment(phase, name, size / GIB) for phase, name, size in self._tracker.moments
-        )
+        """What was allocated after each operator that changed it, without `libraries`."""
+        return self._tracker.with_weights()
 
     def _done(self) -> Allocator:
         if self._replayed is None:

@@ -28,13 +28,11 @@ hidden: the host's time is part of the step's.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -50,11 +48,12 @@ from lsai_core.prediction.exchanges import copied_bytes, exchanges
 from lsai_core.prediction.fake_kernels import FUSED
 from lsai_core.prediction.interleaved import step_s
 from lsai_core.prediction.memory import predict
+from lsai_core.prediction.speeds import measured
 from lsai_core.profiling.flops import flops_per_token, theoretical_peak
 from lsai_core.profiling.gpus import Gpu, find_gpu
 from lsai_core.profiling.passport import Message
 
-TABLE, REFERENCE = Path(__file__).with_name("measured.json"), "NVIDIA H200"
+REFERENCE = "NVIDIA H200"
 # costs by their names in the table
 MEMORY, HOST = ("compiled", "eager", "update"), ("call", "kernel", "group")
 # assumed: GPUs of a node, one's adapter, a hop of a ring over nodes
@@ -227,12 +226,6 @@ def counted(
         "kernel": compiled,
         "group": groups / parallel.pp * config.grad_accum * parallel.sharded,
     }
-
-
-@functools.cache
-def measured() -> dict[str, Any]:
-    """The table of speeds that comes with the package."""
-    return dict(json.loads(TABLE.read_text(encoding="utf-8")))
 
 
 class Speed:

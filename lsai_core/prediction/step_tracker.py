@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -20,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
+from lsai_core.prediction.moments import Moment, Moments, by_cause
 from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
 from lsai_core.profiling.memory import Phase, running_phase
 
@@ -29,22 +32,48 @@ Place = Literal["GPU", "host"]
 class StepTracker(PurposeTracker):
     """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
 
-    `moments`: (phase, operator, bytes) after each operator that made or freed something.
+    `moments`: after each operator that made or freed something.
     """
 
     def __init__(self) -> None:
         super().__init__(on_gpu=True)
-        self.moments: list[tuple[Phase, str, int]] = []
+        self.moments = Moments()
         self._place: Place | None = None
         self.updating = False
         self._operator = ""
         self._entered: Phase | None = None
         self._last = 0
+        self._born_at: dict[int, int] = {}  # storage -> the moment of its birth
+        self._weights: list[tuple[int, int, int]] = []  # first and last moment as another, bytes
 
     @property
     def running(self) -> Phase:
         """The phase of the step that the program is in."""
         return running_phase(self.updating)
+
+    def mark(self, tensor: Tensor, name: str) -> None:
+        """As in the base class. Parameters are known as such from the first forward pass on, and
+        were weights before."""
+        key = storage_of(tensor)._cdata
+        if name == "weights" and self._purposes.get(key, name).startswith("forward: "):
+            size = self._known[key][1]
+            self._weights.append((self._born_at.get(key, 0), len(self.moments), size))
+        super().mark(tensor, name)
+
+    def with_weights(self) -> Moments:
+        """The moments, in which what became weights was so from its birth on."""
+        change = Counter[int]()
+        for first, last, size in self._weights:
+            change[first] += size
+            change[last] -= size
+        found, moved = Moments(), 0
+        for place, moment in enumerate(self.moments):
+            moved += change[place]
+            bytes_of = Counter(moment.bytes_of)
+            bytes_of["activations"] -= moved
+            bytes_of["weights"] += moved
+            found.append(replace(moment, bytes_of=+bytes_of) if moved else moment)
+        return found
 
     def _phase_of(self, func: Any) -> Phase:
         """The phase that an operator belongs to: the one before where it only looks at what is
@@ -96,7 +125,7 @@ class StepTracker(PurposeTracker):
             result = _wide_statistics(self, result)
         if self.live != self._last:
             self._last = self.live
-            self.moments.append((phase, self._operator, self.live))
+            self.moments.append(Moment(phase, self._operator, by_cause(self._by_purpose)))
         return result
 
     def _note(self) -> None:
@@ -133,6 +162,7 @@ class StepTracker(PurposeTracker):
         if self._place == "host":
             self.keep_on_host(storage)
             return
+        self._born_at[storage._cdata] = len(self.moments)
         with self.purpose(self.cause()):
             super()._see_storage(storage)
 

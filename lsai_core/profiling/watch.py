@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -127,6 +128,8 @@ def _checked(model: Any, optimizer: Any) -> tuple[Tensor, list[torch.optim.Optim
     weights = list(model.parameters())
     if not weights or not several:
         raise UserError("watch wants a model with parameters and an optimizer")
+    if isinstance(weights[0], FakeTensor):
+        raise UserError("simulated_gpu tells memory by cause and phase itself: leave watch out")
     kept = {
         id(weight) for one in several for group in one.param_groups for weight in group["params"]
     }

@@ -5,6 +5,7 @@ A run reads windows of `seq_len` tokens in a new order in each pass over the tra
 window once a pass (`lsai_core.training.batches`).
 """
 
+import functools
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError
 from lsai_lab.analysis.intervals import half_width
 from lsai_lab.project.files import load_yaml, reading_root
-from lsai_lab.runs.records import read_run
+from lsai_lab.runs.records import Stamp, read_metrics, stamp
 
 LAST_STEPS = 100
 NEEDED = ("tokens", "seq_len", "dataset")
@@ -145,9 +146,14 @@ def step_losses(run: str | Path) -> pd.Series:
 def _losses(run: str | Path) -> pd.DataFrame:
     """`step`, `loss` and `tokens_in_step` of the steps of a run; empty if it has no record of
     them."""
+    return _read_losses(Path(run), stamp(Path(run)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_losses(folder: Path, _stamp: Stamp) -> pd.DataFrame:
     try:
-        rows = pd.DataFrame([dict(row) for row in read_run(Path(run)).rows])
-    except FileNotFoundError:
+        rows = read_metrics(folder)
+    except UserError:  # it is damaged
         rows = pd.DataFrame()
     columns = rows.reindex(columns=["step", "loss", "tokens_in_step"])
     return columns.apply(pd.to_numeric, errors="coerce")

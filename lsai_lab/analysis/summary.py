@@ -50,6 +50,11 @@ def summarize(
     `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
     that no run can have or that is no number, a column of `by` that is not there, and rows that
     are summaries already.
+
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> row = lab.summarize(runs, "tokens_per_s").set_index("variant").loc["bf16"]
+    >>> print(row["n"], round(row["tokens_per_s"]), round(row["tokens_per_s_low"]))
+    3 447956 447806
     """
     metrics, by = listed(metrics), listed(by)
     require_columns(by, runs)
@@ -116,7 +121,14 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
     """Each row's `metric` over that of variant `baseline` on the same machine, of the same study
     and part where the rows say these; missing where there is none. UserError for a column that is
     not there, a name that no row has, and where several rows could be what the others are compared
-    with."""
+    with.
+
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> rows = lab.summarize(runs, "tokens_per_s")
+    >>> rows["times"] = lab.relative(rows, "tokens_per_s", "baseline")
+    >>> print(round(rows.set_index("variant").loc["bf16", "times"], 2))
+    2.62
+    """
     require_columns([metric, "variant", "machine"], rows)
     if baseline is not None and len(rows) and baseline not in {*rows["variant"]}:
         raise UserError(
@@ -149,6 +161,11 @@ def equal_to_best(
 
     Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
     (`<metric>_low`, `<metric>_high`).
+
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
+    >>> lab.equal_to_best(rows, "tokens_per_s")["variant"].tolist()
+    ['window_512', 'flash_attn', 'window_256']
     """
     require_columns([metric], rows)
     larger = _is_larger_better(metric, larger)
@@ -173,7 +190,13 @@ def pareto(
     """The rows that no other beats in both `cost` (less is better) and `gain` (`larger` as in
     `equal_to_best`), by rising cost; of two rows whose costs differ by less than `same` only the
     better one. Where `rows` have a column `machine`, one front a machine: two machines do not
-    compare."""
+    compare.
+
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
+    >>> lab.pareto(rows, "mem_peak_allocated_gib", "tokens_per_s")["variant"].tolist()
+    ['flash_gradcp', 'window_512']
+    """
     require_columns([cost, gain], rows)
     larger = _is_larger_better(gain, larger)
     if _of_several_machines(rows):

@@ -102,7 +102,7 @@ One sequence on several GPUs:
 
 # By the module that defines them.
 NAMES = {
-    "lsai_lab.report.load": ("parameters",),
+    "lsai_lab.report.studies": ("parameters",),
     "lsai_lab.report.show": ("run_link", "say"),
     "lsai_lab.report.numbers": ("number",),
     "lsai_lab.report.loss_chart": ("loss_chart",),

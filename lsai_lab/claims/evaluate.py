@@ -107,8 +107,9 @@ def evaluate(
     """
     claims = load_claims() if claims is None else claims
     bounds = read_bounds(reading_root()) if bounds is None else bounds
+    plain = _in_few_blocks(frame)
     newest = {
-        machine: _newest(frame, machine) for machine in {claim.machine for claim in claims.values()}
+        machine: _newest(plain, machine) for machine in {claim.machine for claim in claims.values()}
     }
     found = []
     for name, claim in claims.items():
@@ -118,6 +119,14 @@ def evaluate(
     return pd.DataFrame(found, columns=list(COLUMNS)).assign(
         held=lambda rows: rows["verdict"] == "held"
     )
+
+
+def _in_few_blocks(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame, its columns of one kind side by side in memory: pandas copies block by block each
+    time rows are chosen, and hundreds of columns of text are hundreds of blocks."""
+    texts = [name for name in frame if isinstance(frame[name].dtype, pd.StringDtype)]
+    objects = pd.DataFrame(frame).astype(dict.fromkeys(texts, object))
+    return pd.DataFrame(dict(objects.items()), copy=True)
 
 
 def _newest(rows: pd.DataFrame, machine: str) -> pd.DataFrame:

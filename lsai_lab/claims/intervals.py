@@ -16,6 +16,8 @@ from lsai_lab.analysis.losses import training_loss
 from lsai_lab.claims.declared import Claim
 from lsai_lab.claims.terms import NoData, rows_of, series_of
 
+_READ = ["study", "part", "variant", "repeat", "outcome", "run"]  # columns, beside the losses
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -74,7 +76,7 @@ def training_interval(claim: Claim, rows: pd.DataFrame, variant: str) -> Interva
     (metric,), name = claim.of.metric, "last_training_loss"
     if not metric.startswith("validation_"):
         return None
-    used = pd.concat([rows_of(rows, claim.of), rows_of(rows, claim.over)])
+    used = pd.concat([rows_of(rows, term)[_READ] for term in (claim.of, claim.over)])
     rows = used[used["variant"].isin([variant, *claim.over.variant]) & (used["outcome"] == "ok")]
     rows = rows.assign(**{name: training_loss(rows)})
     try:

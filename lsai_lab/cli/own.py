@@ -99,7 +99,8 @@ def compare_two(
             print(table([_beside(found, key) for key in keys], full=full))
     if found.remark:
         print()
-        say(found.remark)
+        for line in found.remark.splitlines():
+            say(line)
     if found.rest and not full:
         rest = differing(len(found.rest), "other fact")
         print(f"\n{rest} (environment, code, results): --full")

@@ -26,8 +26,9 @@ def plot(
     ] = None,
 ) -> None:
     from lsai_lab.project.files import repo_root
-    from lsai_lab.report.load import load, study
+    from lsai_lab.report.load import load
     from lsai_lab.report.plots import draw, load_plots, save
+    from lsai_lab.report.studies import study
     from lsai_lab.report.style import apply_style
 
     if out.exists() and not out.is_dir():

@@ -92,7 +92,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "allocated_gib": found.peak_allocated_gib,
         "reserved_gib": found.peak_reserved_gib,
         "phases_gib": found.phases,
-        "causes_gib": found.memory,
+        "causes_gib": found.operators,
         "remark": found.remark,
     }
 

@@ -16,7 +16,8 @@ from lsai_core.model.hf_config import CONFIG
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.run import Run, find_run
 from lsai_lab.predictions.asked import DEFAULTS, Source
-from lsai_lab.report.load import names_of_studies, session, study
+from lsai_lab.report.load import names_of_studies, session
+from lsai_lab.report.studies import study
 from lsai_lab.runs.find import begun, given_names
 
 # Options of the command line, and their arguments where those are called otherwise.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part, as_text, value
+from lsai_core.base.tables import Part, values
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
-from lsai_lab.report.load import AnyRun, all_runs, folder_of
+from lsai_lab.report.load import AnyRun, all_runs, folder_of, machine_name
 from lsai_lab.runs.difference import (
     RESULTS,
     Difference,
@@ -23,19 +22,22 @@ from lsai_lab.runs.difference import (
     several_peaks,
 )
 from lsai_lab.runs.find import machine_of, opened, repeats_of, which_repeat
-from lsai_lab.runs.frames import Frame
+from lsai_lab.runs.frames import Frame, with_ends
 from lsai_lab.runs.records import Run, name_in
 
 _NUMBERS = ("second / first", "second - first")
 _HEADS = ("what", "first", "second", *_NUMBERS)
-_RANGES = (*_HEADS, "range of first", "range of second")
+_ENDS = ("first_low", "first_high", "second_low", "second_high")
+_SIDES = (("first", "first_low", "first_high"), ("second", "second_low", "second_high"))
+_REPEATS = (*_HEADS, *_ENDS, "within_spread")
 
 
 class Comparison(Shown):
     """What two runs differ in, as frames (`settings`, `results`, `rest`: what, as `lab.load` calls
     it, first, second and the ratio, of losses the difference; `repeats`: of losses the means, of
-    all else the medians over the repeats of each, with their ranges), and `plot()`, their
-    curves."""
+    all else the medians over the repeats of each, their ends `first_low`, `first_high`,
+    `second_low`, `second_high`, and `within_spread`, whether these overlap, so that the difference
+    may be none), and `plot()`, their curves."""
 
     def __init__(self, first: Run, second: Run) -> None:
         self._runs = (first, second)
@@ -46,7 +48,7 @@ class Comparison(Shown):
         self._repeats = tuple(map(repeats_of, self._runs))
         several = max(map(len, self._repeats)) > 1 and not self._same
         rows = [self._over_repeats(name) for name in RESULTS] if several else []
-        self.repeats = Frame([row for row in rows if row], columns=list(_RANGES))
+        self.repeats = Frame([row for row in rows if row], columns=list(_REPEATS))
 
     @property
     def _same(self) -> str:
@@ -77,14 +79,15 @@ class Comparison(Shown):
         change = self._found.change(name, one, other)
         if name == "mfu" and self._peaks:
             change = (None, None)
-        ranges = (f"{value(float(each.min()))} to {value(float(each.max()))}" for each in found)
-        return (name, one, other, *change, *ranges)
+        ends = [float(end) for each in found for end in (each.min(), each.max())]
+        overlap = ends[0] <= ends[3] and ends[2] <= ends[1]
+        return (name, one, other, *change, *ends, overlap)
 
     def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> Figure:
         """Draw both runs' curves: see `lab.curves`."""
         return curves(*(run.folder for run in self._runs), y=y, x=x)
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The two runs; settings; results; the rest folded."""
         names = [
             (which, *_who(run, repeats))
@@ -93,30 +96,35 @@ class Comparison(Shown):
             )
         ]
         parts = [Part("", ("", "run", "machine", "outcome"), names, note=self._same)]
-        many = " and ".join(str(len(repeats)) for repeats in self._repeats)
-        over = f"Over {many} repeats (losses: mean, all else: median)"
         apart = "" if self._same else differing(len(self.settings), "setting")
-        peaks = self._peaks if len(self.repeats) else ""
-        for title, frame, folded, note in (
-            (apart, self.settings, False, ""),
-            ("Results", self.results, False, self._found.remark),
-            (over, self.repeats, False, peaks),
-            (differing(len(self.rest), "other fact"), self.rest, True, ""),
-        ):
-            if len(frame) or note or title == apart != "":
-                rows = frame.astype(object).where(frame.notna(), None).values.tolist()
-                heads = [name for name in frame if name not in _NUMBERS]
-                heads.insert(3, "change")
-                parts.append(Part(title, heads, [_with_change(row) for row in rows], folded, note))
-        return parts
-
-    def __repr__(self) -> str:
-        return as_text([part for part in self.shown() if not part.folded])
+        parts.append(_table(apart, self.settings))
+        several = len(self.repeats) > 0
+        said = [*self._found.remark.splitlines(), *([self._peaks] if several else [])]
+        remark = "\n".join(filter(None, dict.fromkeys(said)))
+        if several:
+            many = " and ".join(str(len(repeats)) for repeats in self._repeats)
+            title = f"Results over {many} repeats (losses: mean, all else: median; range)"
+            parts.append(_table(title, self.repeats, note=remark))
+            parts.append(_table("Results of these two alone", self.results, folded=True))
+        else:
+            parts.append(_table("Results", self.results, note=remark))
+        parts.append(_table(differing(len(self.rest), "other fact"), self.rest, folded=True))
+        return [part for part in parts if part.rows or part.note or (part.title == apart != "")]
 
 
-def _with_change(row: list[Any]) -> list[object]:
-    what, first, second, ratio, difference, *ranges = row
-    return [what, first, second, change_words(ratio, difference), *ranges]
+def _table(title: str, frame: pd.DataFrame, folded: bool = False, note: str = "") -> Part:
+    """A part of a comparison, a row a line: what, both values with their ranges, the change."""
+    rows = []
+    for row in frame.astype(object).where(frame.notna(), None).to_dict("records"):
+        change = change_words(*(row[name] for name in _NUMBERS))
+        told = [row["first"], row["second"]]
+        if "within_spread" in row:
+            texts = iter(values([row[name] for pair in _SIDES for name in pair]))
+            told = [with_ends(*each) for each in zip(texts, texts, texts, strict=True)]
+            change += ", within the spread" * (bool(change) and row["within_spread"])
+        rows.append([row["what"], *told, change])
+    heads = ("what", "first", "second", "change")
+    return Part(title, heads, rows, folded, note, by_row=True)
 
 
 def _who(run: Run, repeats: list[Run]) -> tuple[str, str, str]:
@@ -124,13 +132,20 @@ def _who(run: Run, repeats: list[Run]) -> tuple[str, str, str]:
     name = f"{run.summary.id.study}.{run.summary.id.name}{which_repeat(run, repeats)}"
     reason = f": {run.summary.reason}" if run.summary.reason else ""
     outcome = f"{run.summary.outcome}{reason}"
-    return f"{called} ({name})" if called else name, run.machine, outcome
+    return f"{called} ({name})" if called else name, machine_name(run), outcome
 
 
 def compare(*runs: AnyRun | Sequence[AnyRun] | pd.DataFrame) -> Comparison:
     """What two runs differ in, `lab.compare(a, b)`, own or recorded, also while they go on:
     settings, results, those of all their repeats, and with `.plot()` their curves. UserError for a
-    run that is not there, and for more than two."""
+    run that is not there, and for more than two.
+
+    >>> both = lab.compare("h100/memory.bf16", "h100/memory.flash_attn")
+    >>> both.settings["what"].tolist()
+    ['attention.backend']
+    >>> print(round(both.repeats.set_index("what").loc["tokens_per_s", "second / first"], 2))
+    1.51
+    """
     asked = all_runs(runs)
     if len(asked) != 2:
         raise UserError(

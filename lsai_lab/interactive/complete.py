@@ -29,7 +29,8 @@ from lsai_lab.interactive.results import Results
 from lsai_lab.interactive.seen_values import Names, function_of, value_of
 from lsai_lab.predictions.plan_space import Numerics
 from lsai_lab.project.files import reading_root
-from lsai_lab.report.load import names_of_studies, parameter_files, session
+from lsai_lab.report.load import names_of_studies, session
+from lsai_lab.report.studies import parameter_files
 from lsai_lab.runs.find import begun, given_names, opened
 from lsai_lab.runs.study import load_study
 

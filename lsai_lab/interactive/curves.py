@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.project.files import listed
+from lsai_lab.report.charts import MARKED
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
@@ -40,7 +41,6 @@ _WORDS = {
 COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MOST_LINES = 20  # of a picture
-_MARKED = 40  # points: with fewer, each has a marker
 
 
 def curves(
@@ -55,6 +55,8 @@ def curves(
     `runs`: one by one, in lists, or the rows of a frame of `lab.load`. `smooth`: a running mean
     over so many steps. UserError for an unknown column, with the nearest names, if no run has one,
     or for more runs than a picture can tell apart.
+
+    >>> fig = lab.curves("h100/memory.baseline", "h100/memory.bf16", x="elapsed_s")
     """
     if not (isinstance(smooth, int) and smooth > 0):
         raise UserError(f"smooth is a whole number of at least 1, not {smooth!r}")
@@ -145,7 +147,7 @@ def _drawn(frames: dict[str, pd.DataFrame], columns: list[str], x: str, smooth: 
                 continue
             rows = frame[[x, column]].dropna()
             values = rows[column].rolling(smooth, min_periods=1).mean()
-            style = series_style(number) | ({} if len(rows) <= _MARKED else {"marker": ""})
+            style = series_style(number) | ({} if len(rows) <= MARKED else {"marker": ""})
             axes.plot(rows[x], values, label=label, **style)
         axes.set(xlabel=_WORDS.get(x, x), ylabel=_WORDS.get(column, column))
     fig.set_layout_engine("constrained")

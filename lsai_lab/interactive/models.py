@@ -30,7 +30,7 @@ class Generated(Shown):
         """The prompt and what follows it."""
         return self.prompt + self.written
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The text in one line, and how many tokens were written."""
         return [Part(rows=[("prompt", self.prompt), ("written", self.written)])]
 
@@ -43,6 +43,10 @@ def load_model(run: AnyRun, device: str = "auto") -> Transformer:
 
     The run must have exported it (`checkpoint.export`). `device`: cpu, cuda, or auto. UserError
     without an export, or for a damaged one.
+
+    >>> model = lab.load_model("first")
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 1024])
     """
     folder = _exported(run)
     chosen = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -71,6 +75,10 @@ def generate(
 
     `temperature`: 0 takes the likeliest token, 1 draws as the model says. `model`: the run's, if
     you have it already. Raises UserError as `load_model`, and for a prompt of no tokens.
+
+    >>> written = lab.generate("first", "import ", tokens=8)
+    >>> written.text.startswith("import "), len(written.tokens) <= 8
+    (True, True)
     """
     folder, tokenizer = _exported(run), load_run_tokenizer(run)
     if not isinstance(prompt, str):

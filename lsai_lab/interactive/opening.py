@@ -51,14 +51,17 @@ def open_run(
 
     `part`: one of the study's; empty: the first that measures `variant`. `profile`: a name in
     params/profiles, `""` or None for this machine's. `overrides` are settings with dots
-    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here, or a whole
-    config, such as that of `lab.plan(...)`. `name`, `tags` and `note` are what you call it:
-    `lab.find_run(name)`, columns of `lab.load`. A run that is there already keeps the
-    names that it has. Where another run that was executed has the name already, a line says so; of
-    several runs of one name the newest that was executed is meant.
+    (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here, or a whole config, such
+    as that of `lab.plan(...)`. `name`, `tags` and `note` are what you call it:
+    `lab.find_run(name)`, columns of `lab.load`. A run that is there already keeps its names. A line
+    says where an executed run has the name already; the newest of a name that was is meant.
 
     Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if
     another process is executing the run.
+
+    >>> run = lab.open_run("memory", "bf16", profile="quick", overrides={"optim.lr": 2e-3})
+    >>> run.state
+    'planned, not yet executed: execute() does the work'
     """
     study, variant = _which(study, variant)
     given = {"folder": folder, "study": study, "variant": variant, "part": part, "profile": profile}

@@ -30,7 +30,6 @@ class Planned(Shown):
     def __init__(self, plan: Plan, remarks: Sequence[str]) -> None:
         found = told(plan)
         self.remarks = list(remarks)
-        self.found = found
         self.answer: str = found["answer"]
         self.config: TrainConfig | None = plan.chosen.config if plan.chosen else None
         self.reasons = Frame(found["reasons"])
@@ -43,9 +42,9 @@ class Planned(Shown):
         """Whether anything fits."""
         return self.config is not None
 
-    def shown(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """The answer with its reasons, and the settings."""
-        because = [(row["chosen"], row["reason"]) for row in self.found["reasons"]]
+        because = self.reasons[["chosen", "reason"]].values.tolist() if len(self.reasons) else []
         heads = ("setting", "GiB", "tokens/s", "why")
         return [
             Part(self.answer, ("choice", "why"), because, note="; ".join(self.remarks)),
@@ -80,6 +79,10 @@ def plan(
     least) that stays free.
     `overrides`: settings with dots that are no choice. `passport`: a file of `lsai probe`, whose
     rates times are made of. Raises UserError for what cannot be asked.
+
+    >>> plan = lab.plan("lab-tiny", "24GiB", tokens=2048, seq_len=512)
+    >>> plan.fits, plan.config.seq_len
+    (True, 512)
     """
     whole = {"tokens": tokens, "seq_len": seq_len, "gpus": gpus}
     require_numbers(whole, Integral, "a whole number of at least 1")

@@ -17,6 +17,7 @@ from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.prediction.simulate import simulate
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of
@@ -25,6 +26,8 @@ from lsai_lab.predictions.asked import Source, asked_for, describe, sharded_over
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
 from lsai_lab.report.load import AnyRun
 from lsai_lab.report.predicted import config as config_of_run
+from lsai_lab.report.show import Picture
+from lsai_lab.report.timelines import memory_picture
 from lsai_lab.runs.frames import Frame, Values
 
 _LARGEST = ("batch", "length")
@@ -35,7 +38,7 @@ _WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_
 class Predicted(Shown):
     """A prediction: `answer` in words, `config`, and in GiB `peak_gib`, `needs_gib` (what the
     allocator must have), `memory` (the peak by cause) and `phases` (the peak of each); `gpus`: one
-    row a GPU; `remarks`: what one may not have asked for."""
+    row a GPU; `remarks`: what one may not have asked for; a picture: `plot()`."""
 
     def __init__(
         self, config: TrainConfig, found: Mapping[str, Any], remarks: Sequence[str] = ()
@@ -84,7 +87,14 @@ class Predicted(Shown):
         """Whether it fits one of the GPUs."""
         return bool((self.gpus["verdict"] != "too large").any())
 
-    def shown(self) -> list[Part]:
+    def plot(self) -> Picture:
+        """The memory of a simulated step by cause, of the first process, without messages and
+        libraries. Takes as long as the prediction."""
+        moments: list[tuple[str, dict[str, int]]] = []
+        simulate(self.config, self.gpus["attention"].iloc[0], moments=moments)
+        return Picture(memory_picture(moments, title="Memory of a step by cause, simulated"))
+
+    def _parts(self) -> list[Part]:
         """The answer, the peak by cause, the GPUs."""
         about = "; ".join([describe(self.config), _assumed(self.config), *self.remarks])
         parts = [(name, size) for name, size in self.memory.items() if size]
@@ -130,6 +140,10 @@ def predict(
     device that it was measured on, at its rates. `largest`: the largest batch, or longest sequence,
     that fits one GPU, this machine's if none is named. Raises UserError for what cannot be
     predicted.
+
+    >>> found = lab.predict("llama3-8b", "h100", overrides={"grad_checkpoint": "full"})
+    >>> print(found.fits, round(found.memory["weights"], 1))
+    True 15.0
     """
     require_numbers({"gpus": gpus}, Integral, "a whole number of at least 1")
     if largest is not None and largest not in _LARGEST:

@@ -56,7 +56,7 @@ class Results(dict[str, Any]):
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
 
-    def shown(self) -> Iterable[Part]:
+    def _parts(self) -> Iterable[Part]:
         """How it ended, if not well; the headlines; the tables; the rest."""
         if self["outcome"] != "ok":
             yield Part(f"This run ended as {self['outcome']}", note=str(self["reason"] or ""))
@@ -65,10 +65,11 @@ class Results(dict[str, Any]):
         more = [name for name in single if name not in (*HEADLINES, "outcome", "reason")]
         first += more[: SHOWN - len(first)]
         rows = [(name, single[name]) for name in first]
-        yield Part("", ("result", "value"), rows, note=above_peak(self) if "mfu" in first else "")
+        note = above_peak(self) if "mfu" in first else ""
+        yield Part("", ("result", "value"), rows, note=note, by_row=True)
         rest = [(name, value) for name, value in single.items() if name not in first]
         if rest:
-            yield Part(f"{len(rest)} more", ("result", "value"), rest, folded=True)
+            yield Part(f"{len(rest)} more", ("result", "value"), rest, folded=True, by_row=True)
         for name, rows in self.items():
             if isinstance(rows, list) and rows and isinstance(rows[0], dict):
                 heads = list(dict.fromkeys(key for row in rows for key in row))
@@ -76,13 +77,13 @@ class Results(dict[str, Any]):
                 yield Part(name, heads, cells, folded=len(rows) > SHOWN)
 
     def _repr_html_(self) -> str:
-        return as_html(self.shown())
+        return as_html(self._parts())
 
     def _repr_markdown_(self) -> str:
-        return unfolded(self.shown())
+        return unfolded(self._parts())
 
     def __repr__(self) -> str:
-        parts = list(self.shown())
+        parts = list(self._parts())
         folded = ", ".join(part.title for part in parts if part.folded)
         note = [Part(f"not shown: {folded}; list(results) has all names")] if folded else []
         return as_text([part for part in parts if not part.folded] + note)

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from tokenizers import Tokenizer
 
-from lsai_core.base.errors import Known, UnknownName, UserError
+from lsai_core.base.errors import UnknownName, UserError
 from lsai_core.base.files import flatten
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
@@ -35,6 +36,7 @@ from lsai_lab.project.files import listed, repo_root
 from lsai_lab.report import load
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.runs import records
+from lsai_lab.runs.described import Facts
 from lsai_lab.runs.difference import overrides_in
 from lsai_lab.runs.driver import run_one
 from lsai_lab.runs.execute import ActiveRun, tell
@@ -84,13 +86,13 @@ class Run(Shown):
     def _elsewhere(self, name: str) -> str:
         if name == "memory":
             return "its peaks are by phase run.phases, by cause run.timeline()"
-        if "command" in vars(self) and name in self.record.summary.results:
+        if "command" in vars(self) and name in self._record.summary.results:
             return f"it is run.results.{name}"
         is_column = name in load.STEPS and name != "step"
         return f'it is run.steps["{name}"], step by step' if is_column else ""
 
     @property
-    def record(self) -> records.Run:
+    def _record(self) -> records.Run:
         """All files of the run as they are now; without an end its outcome is `unfinished`."""
         return opened(self.folder)
 
@@ -98,27 +100,27 @@ class Run(Shown):
     def config(self) -> Strict:
         """The settings of the run, with their defaults. UserError if today's words cannot say
         them."""
-        return config_in_todays_words(self.record)
+        return config_in_todays_words(self._record)
 
     @property
-    def env(self) -> dict[str, Any]:
+    def env(self) -> Facts:
         """The machine and the software that the run had; of one that has not begun, these here."""
-        return Known(self.record.env or environment())
+        return Facts(self._record.env or environment())
 
     @property
     def name(self) -> str | None:
         """What a person called it, several names with commas: `lab.find_run(name)` opens it."""
-        return name_in(self.record.plan)
+        return name_in(self._record.plan)
 
     @property
     def tags(self) -> list[str]:
         """A person's tags."""
-        return list(self.record.plan.get("tags", []))
+        return list(self._record.plan.get("tags", []))
 
     @property
     def note(self) -> str | None:
         """A person's note."""
-        return self.record.plan.get("note")
+        return self._record.plan.get("note")
 
     def annotate(self, *, name: Any = ..., tags: Any = ..., note: Any = ...) -> None:
         """Set `name`, `tags` or `note`; what is left out stays. UserError for anything but texts,
@@ -132,17 +134,17 @@ class Run(Shown):
     @property
     def outcome(self) -> str:
         """`ok`, `oom`, `failed`, ...; `unfinished` if it has not ended."""
-        return self.record.summary.outcome
+        return self._record.summary.outcome
 
     @property
     def reason(self) -> str | None:
         """Why it did not end well, or has not ended."""
-        return self.record.summary.reason
+        return self._record.summary.reason
 
     @property
     def state(self) -> str:
         """Where the run stands, in words."""
-        return standing(self.record, len(self.steps), self._has_steps)
+        return standing(self._record, self.steps, self._has_steps)
 
     @property
     def _has_steps(self) -> bool:
@@ -167,20 +169,17 @@ class Run(Shown):
             raise UserError(
                 f"{self.id} is of kind {self.kind}: no training, so no phases of a step"
             )
-        results = self.record.summary.results
-        rows = [
-            (phase, results[f"mem_{phase}_peak_gib"])
-            for phase in _PHASES
-            if f"mem_{phase}_peak_gib" in results
-        ]
+        results = self._record.summary.results
+        names = {phase: f"mem_{phase}_peak_gib" for phase in _PHASES}
+        names["whole step"] = "mem_peak_allocated_gib"  # all that other trainers' runs have
+        rows = [(phase, results[name]) for phase, name in names.items() if name in results]
         if not rows:
             why = self.state
             if self.outcome == "ok":
-                asked = self.record.config.get("profile", {}).get("memory_steps")
+                asked = self._record.config.get("profile", {}).get("memory_steps")
                 why = "too few steps" if asked else "set profile.memory_steps above 0"
             raise UserError(f"{self.id.folder} measured no memory: {why}")
-        whole = ("whole step", results["mem_peak_allocated_gib"])
-        return Frame([*rows, whole], columns=["phase", "peak_gib"])
+        return Frame(rows, columns=["phase", "peak_gib"])
 
     @property
     def results(self) -> Results:
@@ -335,12 +334,12 @@ class Run(Shown):
         same = now == active.machine or not active.machine
         return None if same else f"the machine was {active.machine} and is {now}"
 
-    def shown(self) -> Iterable[Part]:
+    def _parts(self) -> Iterable[Part]:
         """What it is and how it stands; settings and machine folded."""
         about: dict[str, Any] = {
             "state": self.state,
-            "results": in_short(self.record.summary.results, _FIRST),
-            "disturbed": self.record.summary.results.get("disturbed"),
+            "results": in_short(self._record.summary.results, _FIRST),
+            "disturbed": self._record.summary.results.get("disturbed"),
             "overrides": overrides_in(self.command),
             "name": self.name,
             "tags": " ".join(self.tags),
@@ -349,9 +348,9 @@ class Run(Shown):
         told = [(key, text) for key, text in about.items() if text not in (None, "")]
         yield Part(f"{self._called}: run {self.id.folder} of study {self.id.study}", rows=told)
         settings = self._settings()
-        yield Part(f"{len(settings)} settings", ("setting", "value"), settings, folded=True)
-        facts = _given(flatten({k: v for k, v in self.env.items() if k != "packages"}))
-        yield Part("The machine", ("fact", "value"), facts, folded=True)
+        heads = ("setting", "value")
+        yield Part(f"{len(settings)} settings", heads, settings, folded=True, by_row=True)
+        yield replace(self.env._part(), title="The machine", folded=True)
 
     @property
     def _called(self) -> str:
@@ -363,12 +362,12 @@ class Run(Shown):
         try:
             return _given(flatten(self.config.model_dump(mode="json", exclude_defaults=True)))
         except UserError:
-            return _given(flatten(self.record.config))
+            return _given(flatten(self._record.config))
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         about = f"{self.id.study}.{self.id.name}{name} ({self._called})"
-        results, changed = self.record.summary.results, overrides_in(self.command)
+        results, changed = self._record.summary.results, overrides_in(self.command)
         told = (
             changed and f"overrides {changed}",
             value(self.state),
@@ -379,13 +378,18 @@ class Run(Shown):
         return ", ".join([about, *filter(None, told)])
 
     def _repr_markdown_(self) -> str:
-        return unfolded(self.shown())
+        return unfolded(self._parts())
 
 
 def find_run(which: AnyRun) -> Run:
     """The one run that `which` means: a row of `lab.load`, a run, a folder, its key or the
     beginning of it, the name that you gave it, `study.variant`, or with a machine's label a
-    recorded one: `lab.find_run("h100/memory.bf16")`. UserError says what there is instead."""
+    recorded one: `lab.find_run("h100/memory.bf16")`. UserError says what there is instead.
+
+    >>> run = lab.find_run("h100/memory.bf16")
+    >>> run.outcome, round(run.results.tokens_per_s)
+    ('ok', 449552)
+    """
     return which if isinstance(which, Run) else Run(folder_of(which))
 
 

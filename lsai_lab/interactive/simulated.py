@@ -4,6 +4,7 @@ import pandas as pd
 
 from lsai_core.prediction.gpu_context import GIB, SimulatedGpu
 from lsai_core.profiling.gpus import find_gpu
+from lsai_core.profiling.watch import CAUSES
 from lsai_lab.interactive.asked import gpu_words
 from lsai_lab.report.show import Picture
 from lsai_lab.report.timelines import memory_picture
@@ -11,9 +12,11 @@ from lsai_lab.runs.frames import Frame, Values
 
 
 class Simulated(SimulatedGpu):
-    """A context, and afterwards `verdict`, `peak_allocated_gib`, `peak_reserved_gib`, `phases`
-    (peak GiB of each), `memory` (GiB by cause at the highest moment), `moments` (GiB after each
-    operator), `remark` (what a whole training step has beyond what ran) and a picture: `plot()`."""
+    """A context, and afterwards `verdict` (`fits`, `tight` or `too large`), `fits`,
+    `peak_allocated_gib`, `peak_reserved_gib` (what must fit), `phases` (peak GiB of each), `memory`
+    (GiB by cause at the highest moment), `operators` (of these, what each operator made), `moments`
+    (GiB by cause after each operator), `remark` (what a whole training step has beyond what ran),
+    `verdict_on("A100")`, and a picture: `plot()`."""
 
     @property
     def phases(self) -> pd.Series:  # type: ignore[override]
@@ -22,30 +25,49 @@ class Simulated(SimulatedGpu):
 
     @property
     def memory(self) -> pd.Series:  # type: ignore[override]
-        """GiB by cause at the highest moment, the largest first."""
+        """GiB by cause at the highest moment, the largest first, in the words of `lab.watch`; and
+        `libraries`, their workspaces. The sum is `peak_allocated_gib`."""
         return Values(super().memory, name="GiB", dtype=float)
 
     @property
+    def operators(self) -> pd.Series:  # type: ignore[override]
+        """GiB at the highest moment, without libraries: `forward: gelu` is what gelu made in the
+        forward pass."""
+        return Values(super().operators, name="GiB", dtype=float)
+
+    @property
     def moments(self) -> pd.DataFrame:  # type: ignore[override]
-        """One row a moment: `phase`, `operator`, `allocated_gib`."""
-        rows = [vars(moment) for moment in super().moments]
-        return Frame(rows, columns=["phase", "operator", "allocated_gib"])
+        """One row a moment: `phase`, `operator`, and GiB by cause, without libraries."""
+        there = dict.fromkeys(cause for moment in super().moments for cause in moment.bytes_of)
+        causes = [*CAUSES, *(cause for cause in there if cause not in CAUSES)]
+        rows = [
+            {"phase": moment.phase, "operator": moment.operator}
+            | {cause: moment.bytes_of.get(cause, 0) / GIB for cause in causes}
+            for moment in super().moments
+        ]
+        return Frame(rows, columns=["phase", "operator", *causes])
 
     def plot(self) -> Picture:
-        """The memory over the steps. UserError before the context is closed."""
+        """The memory over the steps by cause, without libraries. UserError before the context is
+        closed."""
         self._done()
-        moments = super().moments
-        sizes = [(each.phase, {"allocated": round(each.allocated_gib * GIB)}) for each in moments]
-        return Picture(memory_picture(sizes, title="Allocated memory over the steps"))
+        moments = [(moment.phase, moment.bytes_of) for moment in super().moments]
+        return Picture(memory_picture(moments, title="Memory over the steps by cause"))
 
 
 def simulated_gpu(gpu: str | float = "h100") -> Simulated:
     """A context in which PyTorch runs on tensors without memory, as on `gpu` (a name as in
     `lab.predict`, or its memory: "24GiB", or 24): any model, any loop; three steps tell all.
 
-        with lab.simulated_gpu("h100") as gpu:
-            ...                              # build the model and the optimizer here, train
-        gpu
+    >>> with lab.simulated_gpu("h100") as gpu:  # build the model and the optimizer inside
+    ...     model = torch.nn.Linear(1024, 1024)
+    ...     optimizer = torch.optim.AdamW(model.parameters())
+    ...     for _ in range(3):
+    ...         model(torch.randn(64, 1024)).square().mean().backward()
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    >>> gpu.verdict, gpu.peak_allocated_gib < 1
+    ('fits', True)
 
     It is `lsai_core.simulated_gpu`, whose help says what is not simulated, with frames. UserError
     for an unknown GPU, and with the operator's name where the program cannot be followed.

@@ -1,16 +1,20 @@
 """Where a run stands, in words."""
 
+import pandas as pd
+
 from lsai_lab.runs.find import going_on, has_begun
 from lsai_lab.runs.records import Run
 
 
-def standing(run: Run, steps: int, has_steps: bool) -> str:
-    """What the record says of a run with so many steps, or points, done."""
-    folder, summary = run.folder, run.summary
+def standing(run: Run, rows: pd.DataFrame, has_steps: bool) -> str:
+    """What the record says of a run with these steps, or points, done."""
+    folder, summary, steps = run.folder, run.summary, len(rows)
     of = run.config.get("steps") if has_steps else None
     done = f"{steps} points are measured"
     if has_steps:
         done = f"{steps} of {of} steps are done" if of else f"{steps} steps are done"
+        if steps and "loss" in rows:
+            done += f", the last one's loss is {rows['loss'].iloc[-1]:.4g}"
     if going_on(folder):
         return f"goes on: {done}"
     if summary.outcome == "ok":

@@ -44,6 +44,14 @@ def sweep(
     for all. All settings are checked before the first run begins; a run that fails is a row with
     its outcome. The stop button ends the training that goes on at its next step; the same call goes
     on from there. Raises UserError for a wrong name or value.
+
+    >>> rates = {"optim.lr": [1e-3, 3e-3]}
+    >>> tries = lab.sweep("memory", "bf16", rates, profile="quick", overrides={"steps": 4})
+    [1/2] memory.bf16, optim.lr=0.001 started
+    ...
+    outcomes: 2 ok
+    >>> tries["optim.lr"].tolist(), tries["outcome"].unique().tolist()
+    ([0.001, 0.003], ['ok'])
     """
     session, told = Session(profile or None), about(name, tags, note)
     planned = plan_sweep(session, study, listed(variants), over, part, overrides or {})

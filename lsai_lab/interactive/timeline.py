@@ -13,7 +13,11 @@ def timeline(run: AnyRun) -> Picture:
     """The memory of a training step by cause, simulated, with what the run measured (and its
     allocator recorded, with `profile.snapshot`) beside it; and the kernels of a step, if the run
     was traced (`profile.trace`). Takes seconds the first time. UserError if there is nothing to
-    show."""
+    show.
+
+    >>> lab.timeline("h100/memory.bf16")
+    peak 7.0... GiB in the ...
+    """
     folder = folder_of(run)
     if found := pictures(opened(folder, machine_of(folder))):
         return Picture("".join(found))

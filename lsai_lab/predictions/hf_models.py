@@ -166,7 +166,7 @@ def predict_hf(model: HfModel, step: HfStep, gpus: Sequence[Gpu], path: Path) ->
         "allocated_gib": found.peak_allocated_gib,
         "reserved_gib": found.peak_reserved_gib,
         "phases_gib": found.phases,
-        "causes_gib": found.memory,
+        "causes_gib": found.operators,
         "gpus": [
             {
                 "GPU": gpu.name,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lsai_core.prediction.roofline import TABLE, measured
+from lsai_core.prediction.speeds import TABLE, measured
 from lsai_core.profiling.gpus import ALL_GPUS
 from lsai_core.profiling.passport import Passport, Rates, read_passport
 from lsai_lab.machine.environment import device_label

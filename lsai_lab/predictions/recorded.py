@@ -20,8 +20,7 @@ import pandas as pd
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.config.strict import validated
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction.memory import predict
-from lsai_core.prediction.roofline import estimate, measured
+from lsai_core.prediction.speeds import measured
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.project.files import load_yaml, one_line, repo_root
 from lsai_lab.runs.older import with_older, without_gone
@@ -239,6 +238,9 @@ def step_errors(frame: pd.DataFrame) -> pd.DataFrame:
 def predict_again(run: Run) -> dict[str, Any]:
     """What the code as it stands says of a run: GiB at the peak; on a GPU also reserved GiB, and s
     of a step on one that is known."""
+    from lsai_core.prediction.memory import predict  # with torch, which tables do not need
+    from lsai_core.prediction.roofline import estimate
+
     config = config_of(run)
     if not _is_on_gpu(run):
         return {

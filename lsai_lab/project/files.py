@@ -1,5 +1,7 @@
 """YAML as people mean it, settings from a command line, and where the project lies."""
 
+import copy
+import functools
 import glob
 import hashlib
 import math
@@ -41,6 +43,7 @@ def matching_paths(pattern: str, root: Path | None = None) -> list[str]:
     return glob.glob(pattern, root_dir=root, recursive=True)
 
 
+@functools.lru_cache(maxsize=16384)
 def one_line(text: str, longest: int = 2_000) -> str:
     """`text` in one line that can be shown anywhere: white space is one space, a character that
     cannot be seen (a control, a change of direction, half of a pair) is U+FFFD, and what is beyond
@@ -152,6 +155,9 @@ def _parse(text: str, what: str) -> Any:
         raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from None
 
 
+_parse_once = functools.lru_cache(maxsize=256)(_parse)  # a study is asked for again and again
+
+
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing or malformed file is a `UserError` that names the file and the
     line."""
@@ -161,7 +167,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as YAML: {error}") from None
-    value = _parse(text, f"{path}: cannot be read as YAML")
+    value = copy.deepcopy(_parse_once(text, f"{path}: cannot be read as YAML"))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a mapping of keys to values at the top level")
     return value

@@ -18,6 +18,7 @@ from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 
+MARKED = 40  # points of a line: with fewer, each has a marker
 WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
 
 
@@ -37,7 +38,7 @@ def bars(
     label: str,
     value: str,
     *,
-    axis: str,
+    axis: str = "",
     scale: float = 1.0,
     text: str | None = None,
     color: str | Sequence[str] = COLORS["ours"],
@@ -47,10 +48,13 @@ def bars(
 ) -> Figure:
     """Horizontal bars, the first row on top, with their value at the end.
 
-    `axis`: what the values are, with their unit; `scale`: what they are multiplied by. `text` is a
-    format of the scaled value, where `{ratio}` is the value over that of the first row (default:
-    three digits). `low`,
-    `high`: columns of the ends of a range. `color`: one, or one a row.
+    `axis`: what the values are, with their unit (default: the column); `scale`: what they are
+    multiplied by. `text` is a format of the scaled value, where `{ratio}` is the value over that of
+    the first row (default: three digits). `low`, `high`: columns of the ends of a range. `color`:
+    one, or one a row.
+
+    >>> rows = lab.recorded("memory").query("machine == 'h100' and repeat == 0")
+    >>> fig = lab.bars(rows.dropna(subset=["tokens_per_s"]), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))
@@ -80,7 +84,7 @@ def bars(
             bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
         )
     axes.set_yticks(places, [str(each) for each in frame[label]])
-    axes.set(xlabel=axis)
+    axes.set(xlabel=axis or value)
     axes.xaxis.set_major_formatter(lambda at, _: shown_value(at).replace("-", "−"))
     wide = len(axes.figure.axes)  # panels beside each other have less room for the words
     axes.margins(x=0.05 + 0.016 * (1 + wide) * max(map(len, words)) if len(drawn) else 0)
@@ -97,7 +101,7 @@ def lines(
     y: str,
     series: str,
     *,
-    axis: tuple[str, str],
+    axis: tuple[str, str] | None = None,
     log: str = "",
     legend: bool = False,
     styles: Mapping[str, Mapping[str, Any]] | None = None,
@@ -105,18 +109,22 @@ def lines(
 ) -> Figure:
     """A line a value of `series`, in the order of their first rows, over `x`.
 
-    `axis`: the names of both axes, with units; `log`: the logarithmic ones ("x", "y", "xy"). A
-    line's name stands at its right end, `legend=True`: below the figure. `styles`: of a series,
-    arguments of `Axes.plot` in place of the default ones.
+    `axis`: the names of both axes, with units (default: the columns); `log`: the logarithmic ones
+    ("x", "y", "xy"). A line's name stands at its right end, `legend=True`: below the figure.
+    `styles`: of a series, arguments of `Axes.plot` in place of the default ones.
+
+    >>> steps = lab.steps("h100/memory.bf16").assign(run="bf16")
+    >>> fig = lab.lines(steps, "step", "loss", "run")
     """
     require_columns((x, y, series), frame)
     axes = _axes(ax, height=2.6)
     ends = []
     for place, (name, rows) in enumerate(frame.groupby(series, sort=False)):
-        style = series_style(place) | dict((styles or {}).get(str(name), {}))
+        marker = {} if len(rows) <= MARKED else {"marker": ""}
+        style = series_style(place) | marker | dict((styles or {}).get(str(name), {}))
         line = axes.plot(rows[x], rows[y].astype(float), label=str(name), **style)[0]
         ends.append((str(name), rows[x].iloc[-1], float(rows[y].iloc[-1]), line.get_color()))
-    axes.set(xlabel=axis[0], ylabel=axis[1])
+    axes.set(**dict(zip(("xlabel", "ylabel"), axis or (x, y), strict=True)))
     if "x" in log:
         axes.set_xscale("log", base=2)
         places = sorted(frame[x].unique())

@@ -25,7 +25,7 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import PAGE_FOLDER, listed, load_yaml, reading_root, shown_path
+from lsai_lab.project.files import PAGE_FOLDER, listed, reading_root, shown_path
 from lsai_lab.runs.departures import departures
 from lsai_lab.runs.difference import planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
@@ -43,9 +43,10 @@ from lsai_lab.runs.records import (
 from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.story import place, tells
-from lsai_lab.runs.study import Study, labels, study_names
+from lsai_lab.runs.study import labels, study_names
 
 OWN = "this machine"
+LAST_STEPS = 10  # whose mean is the training loss
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
 # What every step has, and the sums over them.
 STEPS = ("step", "loss", "step_ms", "tokens_in_step", "tokens", "elapsed_s")
@@ -101,6 +102,11 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
     whatever its settings, no committed ones, and a column `differs`: in which settings, and which
     profile, from what its study plans on its machine. Raises UserError for an unknown study.
+
+    >>> runs = lab.load("memory")
+    >>> fast = runs[(runs["tokens_per_s"] > 5e5) & (runs["machine"] == "h200")]
+    >>> sorted(fast["variant"].unique())
+    ['bf16', 'flash_attn', 'flash_gradcp', 'window_256', 'window_512']
     """
     asked = [name for one in studies for name in listed(one)]
     names = _known(asked)
@@ -123,7 +129,12 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
 
 def recorded(*studies: str | Sequence[str]) -> pd.DataFrame:
     """The committed runs of `studies` (none: of all), as `load` has them, and no run of yours: what
-    the chapters tell, the same on every machine."""
+    the chapters tell, the same on every machine.
+
+    >>> runs = lab.recorded("memory")
+    >>> len(runs), bool(runs["own"].any())
+    (99, False)
+    """
     rows = _committed_rows(_known([name for one in studies for name in listed(one)]))
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(IDENTITY))
     return _first_columns_first(frame.assign(main=tells(frame, session().root)))
@@ -161,48 +172,17 @@ def names_of_studies() -> list[str]:
     return study_names(session().root)
 
 
-def studies() -> pd.DataFrame:
-    """The laboratory's studies, one row each: `study` (its name), `title`, and `recorded`, how many
-    committed runs it has. UserError for one that cannot be read."""
-    committed = session().root / "reports" / "recorded"
-    rows = [
-        {
-            "study": name,
-            "title": study(name).title,
-            "recorded": len(list(committed.glob(f"*/{name}/*/summary.json"))),
-        }
-        for name in names_of_studies()
-    ]
-    return Frame(rows, columns=["study", "title", "recorded"])
-
-
-def parameters(name: str) -> dict[str, Any]:
-    """The file `params/<name>.yaml`. UserError if there is none, or it cannot be read."""
-    path = session().root / "params" / f"{name}.yaml"
-    if not path.is_file():
-        raise UserError(f"there is no file params/{name}.yaml{hint(name, parameter_files())}")
-    return load_yaml(path)
-
-
-def parameter_files() -> list[str]:
-    """What `parameters` can read, by name: `scale`, `profiles/quick`."""
-    folder = session().root / "params"
-    found = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
-    return sorted(path.as_posix() for path in found)
-
-
-def study(name: str) -> Study:
-    """The description of a study under this machine's profile: title, question, baseline, parts,
-    variants."""
-    return session().study(name)
-
-
 def steps(run: AnyRun) -> pd.DataFrame:
     """One row per training step of a run (one that goes on or was stopped has the rows so far):
     loss, step_ms, tokens_per_s, memory; `tokens` and `elapsed_s`,
     both up to the end of the step (the sum of the steps' own times, without validation). UserError
     for a run that is no training; one of many records (`runs.to_dict("records")`) gives an empty
-    frame, and a line says why."""
+    frame, and a line says why.
+
+    >>> steps = lab.steps("h100/memory.bf16")
+    >>> print(len(steps), round(steps["loss"].iloc[0], 3), round(steps["elapsed_s"].iloc[-1], 1))
+    400 9.305 16.1
+    """
     folder = folder_of(run)
     found = opened(folder)
     frame = _rows(found) if found.summary.outcome != "unfinished" else read_metrics(folder)
@@ -222,7 +202,12 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
     """What the benches (attention, context, gemm) measured in `runs` (rows of `load`, or one run):
     one row per point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those
     of `keep` from the run's row; then the point's own, as the bench describes them, with its own
-    `outcome` and `reason`. Empty if nothing was measured. UserError for an unknown column."""
+    `outcome` and `reason`. Empty if nothing was measured. UserError for an unknown column.
+
+    >>> points = lab.points("h100/gemm.machine.products")
+    >>> print(round(points.query("way == 'bf16'")["tflops"].max()))
+    713
+    """
     if not isinstance(runs, pd.DataFrame):
         run = finished_run(runs)
         runs = pd.DataFrame([_row(run, machine_of(run.folder) is None)])
@@ -243,7 +228,12 @@ def kernels(run: AnyRun) -> pd.DataFrame:
     """The kernels of a traced run: name, class, ms and calls per step, longest first. Records of
     before 27 November 2026 have the 25 with the most time: their classes sum up to less. UserError
     for a run that was not traced; one of many records (`runs.to_dict("records")`) gives an empty
-    frame, and a line says why."""
+    frame, and a line says why.
+
+    >>> found = lab.kernels("h200/speed.fp8.levers")
+    >>> list(found)
+    ['name', 'class', 'ms', 'calls']
+    """
     found = finished_run(run)
     if len(found.kernels):
         return Frame(found.kernels.map(in_frame))
@@ -293,9 +283,8 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     if own:  # a profile may name variants of its own
         here = labels(session().root, name.study, session().profile.profile)
         label = here.get(name.variant, label)
-    place = f"{OWN}, {run.profile}" if run.profile else OWN
     identity = (
-        f"{run.machine} ({place})" if own else run.machine,
+        machine_name(run) if own else run.machine,
         own,
         name.study,
         name.variant,
@@ -329,9 +318,25 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
     return in_frame(row) | {"label": label, "run": shown_path(run.folder)}
 
 
-def _steps_done(run: Run) -> dict[str, int]:
-    """How many steps a training did that did not end well: `steps`, as of one that did."""
-    return {"steps": len(run.rows)} if run.summary.kind in TRAININGS else {}
+def machine_name(run: Run) -> str:
+    """What the machine of a run is called wherever one is shown: a label of records, or of an own
+    run its name, with the profile where that is not the usual, so that runs of two sizes never
+    count as repeats."""
+    if machine_of(run.folder) is not None:
+        return run.machine
+    profile = run.profile or planned_profile(run)
+    other = [profile] if profile not in (None, session().profile.profile) else []
+    return f"{run.machine} ({', '.join([OWN, *other])})"
+
+
+def _steps_done(run: Run) -> dict[str, float]:
+    """How many steps a training did that did not end well, and its training loss so far: `steps`
+    and `train_loss`, as of one that did."""
+    if run.summary.kind not in TRAININGS:
+        return {}
+    losses = [row["loss"] for row in run.rows if isinstance(row.get("loss"), float)]
+    last = losses[-LAST_STEPS:]
+    return {"steps": len(run.rows)} | ({"train_loss": sum(last) / len(last)} if last else {})
 
 
 def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:

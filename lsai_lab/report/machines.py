@@ -10,7 +10,11 @@ from lsai_lab.runs.frames import Frame
 def machines(runs: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row a machine, by the label that stands in the column `machine` of `lab.load`: its `gpu`,
     the most `gpus` of a run, the `days`, how many `runs`, and `about`, what a label of records
-    stands for. `runs`: of these rows of `lab.load`; without it, of all that it gives."""
+    stands for. `runs`: of these rows of `lab.load`; without it, of all that it gives.
+
+    >>> lab.machines().query("machine == 'h200-d'")["about"].item()
+    'five seeds of memory; its speeds do not count'
+    """
     runs = load() if runs is None else runs
     labels = runs.groupby("machine")
     days = pd.to_datetime(runs["started"].str[:10]).dt.strftime("%b %d").str.replace(" 0", " ")

@@ -17,7 +17,11 @@ from lsai_lab.runs.records import recorded_runs
 
 def config(run: str | Path | Mapping[str, Any]) -> TrainConfig:
     """What a training run trained (a row of `lab.load`, or its folder), or will train; of a search,
-    with the model or batch that it found. UserError if it trained nothing."""
+    with the model or batch that it found. UserError if it trained nothing.
+
+    >>> lab.config("h100/memory.bf16").precision
+    'bf16_autocast'
+    """
     folder = folder_of(run)
     return config_of(opened(folder, machine_of(folder)))
 

@@ -64,6 +64,10 @@ def table(
     first) a link to each run's page, of a pair `(before, after)` of folders in the report one to
     both side by side. Strings are Markdown, those of records are not; missing values
     show as an en dash. Raises UserError for an unknown column.
+
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> lab.table(runs[["label", "tokens_per_s", "run"]], {"tokens_per_s": ",.0f"})
+    | label |...
     """
     require_columns((), frame)
     formats = dict(formats or {})
@@ -124,6 +128,11 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     its value and its row of `data`; a column `run` (folders of runs) makes the mark a link to the
     run's page. The cell has `#| label: fig-...`, `#| fig-cap: ...` and, where the caption does not
     describe the picture, `#| fig-alt: ...`.
+
+    >>> fig, axes = plt.subplots()
+    >>> _ = axes.plot([1, 2, 3])
+    >>> lab.figure(fig)
+    figure
     """
     import matplotlib.pyplot as plt
     from IPython.display import display

@@ -28,7 +28,10 @@ DASHES = (
 
 def apply_style() -> None:
     """Set seaborn's and matplotlib's defaults for every figure that this process draws from now
-    on."""
+    on.
+
+    >>> lab.style()
+    """
     settings: dict[str, Any] = {
         "figure.figsize": (6.3, 3.4),  # 160 mm
         "figure.dpi": 110,

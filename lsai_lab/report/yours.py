@@ -10,8 +10,9 @@ from lsai_core.base.errors import UserError
 from lsai_lab.analysis.summary import relative, summarize
 from lsai_lab.report.charts import panels
 from lsai_lab.report.colors import COLORS
-from lsai_lab.report.load import load, recorded, study
+from lsai_lab.report.load import load, recorded
 from lsai_lab.report.show import Table, table
+from lsai_lab.report.studies import study
 from lsai_lab.report.values import Format
 
 _METRICS = {"speed": "tokens_per_s", "memory": "mem_peak_allocated_gib"}

@@ -100,7 +100,7 @@ class Difference:
         """Why some results of the two do not compare; empty if all do."""
         peaks = (self._two_peaks, self._above_peak)
         whose = (self._two_texts, *peaks, self._two_machines, self._disturbed)
-        return "; ".join(filter(None, whose))
+        return "\n".join(filter(None, whose))
 
     @property
     def _two_machines(self) -> str:

@@ -4,16 +4,16 @@ column was meant."""
 import functools
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
 
 from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
-from lsai_core.base.tables import Part, as_text, value
+from lsai_core.base.tables import Part, as_text, value, values
 
 WIDE = 20  # columns; with more, the first ones are shown
-_OPTIONS = ("display.float_format", value, "display.width", 160, "display.max_columns", WIDE)
+_OPTIONS = ("display.width", 160, "display.max_columns", WIDE)
 _JUDGED = ("claim", "machine", "measured", "bound", "verdict", "note")  # of claims
 _USUAL = {
     "outcome": "ok",
@@ -57,6 +57,40 @@ def _no_column(name: str, frame: pd.DataFrame) -> str:
     return no_column(name, frame.columns)
 
 
+def _no_row(name: Any, rows: pd.Index) -> str:
+    there = hint(name, rows) if isinstance(name, str) else ""
+    if not there and len(rows):
+        there = f"; the rows are {rows[0]} to {rows[-1]}"
+    return f"there is no row {name!r}{there}"
+
+
+class _Located:
+    """`loc` or `at` of pandas, which says which row or column comes near one that is not there."""
+
+    def __init__(self, frame: pd.DataFrame, of_pandas: Any) -> None:
+        self._frame, self._of_pandas = frame, of_pandas
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_pandas, name)
+
+    def __call__(self, axis: Any = None) -> Any:
+        return self._of_pandas(axis=axis)
+
+    def __setitem__(self, key: Any, given: Any) -> None:
+        self._of_pandas[key] = given
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self._of_pandas[key]
+        except KeyError:
+            row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+            columns = [column] if isinstance(column, str) else column
+            if isinstance(columns, list):
+                for name in (name for name in columns if name not in self._frame.columns):
+                    raise NoColumn(_no_column(name, self._frame)) from None
+            raise NoColumn(_no_row(row, self._frame.index)) from None
+
+
 class Frame(pd.DataFrame):
     """A frame of pandas in all that it does: `query`, `groupby`, `sort_values`, `plot`.
 
@@ -73,6 +107,16 @@ class Frame(pd.DataFrame):
     @property
     def _constructor_sliced(self) -> Callable[..., pd.Series]:
         return Values
+
+    @property
+    def loc(self) -> Any:
+        """Rows and columns by name: `runs.loc[0, "tokens_per_s"]`."""
+        return _Located(self, super().loc)
+
+    @property
+    def at(self) -> Any:
+        """One value by its row and column."""
+        return _Located(self, super().at)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -96,13 +140,25 @@ class Frame(pd.DataFrame):
             return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
 
     def _narrow(self) -> pd.DataFrame:
-        frame = pd.DataFrame(self)[first_columns(self)].astype(object)
-        if "disturbed" in frame and not _is_summary(self):  # a long text
-            frame["disturbed"] = frame["disturbed"].where(frame["disturbed"].isna(), "yes")
-        for name in [name for name in frame if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
-            ends = self[f"{name}_low"], self[f"{name}_high"]
-            frame[name] = [_with_ends(*each) for each in zip(frame[name], *ends, strict=True)]
-        return frame.where(frame.notna(), "–")
+        """The columns that are shown, as texts; those of rows that pandas leaves out are empty."""
+        names = first_columns(self)
+        rows = _shown_rows(len(self))
+        whole = pd.DataFrame(self)
+        there = (whole if names == [*self.columns] else whole[names]).iloc[rows].astype(object)
+        if "disturbed" in there and not _is_summary(self):  # a long text
+            there["disturbed"] = there["disturbed"].where(there["disturbed"].isna(), "yes")
+        found = pd.DataFrame("", index=self.index, columns=there.columns, dtype=object)
+        by_row = "what" in names  # a unit of its own in each row, as in a comparison
+        cells = there.T if by_row else there
+        for place in range(cells.shape[1]):
+            column = cells.iloc[:, place]
+            found.iloc[(rows[place], slice(None)) if by_row else (rows, place)] = _texts(column)
+        for name in [name for name in names if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
+            ends = whole[[name, f"{name}_low", f"{name}_high"]].iloc[rows].to_numpy(dtype=float)
+            each = [[line] for line in ends] if by_row else [ends]
+            texts = [with_ends(*line) for part in each for line in _lines(part)]
+            found.iloc[rows, found.columns.get_loc(name)] = texts
+        return found
 
     def _left_out(self) -> str:
         """What is not shown, in words; nothing if all is."""
@@ -118,6 +174,8 @@ class Frame(pd.DataFrame):
             facts = [name for name in (*_USUAL, "reason", "run") if name in self]
             hidden = [name for name in facts if name not in shown]
             what, more = "row", ", ".join(["<metric>_low", "<metric>_high", *hidden])
+        elif "what" in self:
+            what, more = "result", "first_low, first_high, second_low, second_high"
         elif _is_judged(self):
             what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
         elif _is_of_points(self):
@@ -167,12 +225,14 @@ class Values(pd.Series):
         if not len(self):
             return "no values"
         if len(self) <= WIDE or "run" not in self.index:
-            with pd.option_context(*_OPTIONS):
-                return super().__repr__()
+            places = _shown_rows(len(self))
+            shown = pd.Series("", index=self.index, name=self.name, dtype=object)
+            shown.iloc[places] = _texts(pd.Series(self).iloc[places])
+            return repr(shown).removesuffix("object") + str(self.dtype)
         names = first_columns(Frame([self.to_dict()]))
         rows = [(name, self[name]) for name in names]
         note = f"1 run; {len(rows)} of {len(self)} columns are shown; lab.find_run(row) opens it"
-        return as_text([Part("", rows=rows, note=note)])
+        return as_text([Part("", rows=rows, note=note, by_row=True)])
 
 
 # Those that name columns, and so may name one that is not there.
@@ -191,10 +251,31 @@ for _name in _NAMING:
     setattr(Frame, _name, _hinting(getattr(pd.DataFrame, _name)))
 
 
-def _with_ends(figure: Any, low: Any, high: Any) -> Any:
+def with_ends(figure: str, low: str, high: str) -> str:
     """A figure with the range of its repeats, if they differ: `447,956 (447,806–449,552)`."""
-    ends = [value(low), value(high)]
-    return figure if ends[0] == ends[1] else f"{value(figure)} ({'–'.join(ends)})"
+    return figure if low == high else f"{figure} ({low}–{high})"
+
+
+def _lines(figures: Any) -> Iterable[tuple[str, str, str]]:
+    """Figures of one unit with both ends, each a line, as texts."""
+    texts = iter(values([float(each) for line in figures for each in line]))
+    return zip(texts, texts, texts, strict=True)
+
+
+def _shown_rows(length: int) -> list[int]:
+    """The places of the rows that pandas shows of so many."""
+    most, least = pd.get_option("display.max_rows"), pd.get_option("display.min_rows")
+    if not most or length <= most:
+        return list(range(length))
+    half = max(1, min(most, least or most) // 2)
+    return [*range(half), *range(length - half, length)]
+
+
+def _texts(column: pd.Series) -> list[str]:
+    """The values of one unit; in a row of several, each for itself."""
+    there = [None if pd.api.types.is_scalar(each) and pd.isna(each) else each for each in column]
+    one_unit = pd.api.types.is_float_dtype(column) or {*map(type, there)} <= {float, type(None)}
+    return values(there) if one_unit else list(map(value, there))
 
 
 def _dimensions(note: str) -> tuple[str, Any]:
@@ -209,6 +290,8 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
     names = list(frame.columns)
     if not isinstance(frame, Frame) or not frame.columns.is_unique:
         return names
+    if "what" in names:  # a comparison
+        return [name for name in names if not str(name).endswith(("_low", "_high"))]
     if _is_judged(frame):
         return [name for name in _JUDGED if not _is_empty(frame[name])]
     if "run" not in names:
@@ -218,20 +301,21 @@ def first_columns(frame: pd.DataFrame) -> list[str]:
         hidden |= {"reason", "run"}
         hidden |= {name for name in _USUAL if name in frame and (frame[name] == _USUAL[name]).all()}
         return [name for name in names if name not in hidden]
-    if len(names) <= WIDE:
-        return names
     if _is_of_points(frame):
         return [name for name in names if _is_told(name, frame[name])]
+    if len(names) <= WIDE:
+        return names
     return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
 
 
 def _is_summary(frame: pd.DataFrame) -> bool:
-    return {"n", "outcome", "reason", "run"} <= {*frame.columns}
+    ends = any(str(name).endswith("_low") for name in frame.columns)
+    return ends and {"n", "outcome", "reason", "run"} <= {*frame.columns}
 
 
 def _is_of_points(frame: pd.DataFrame) -> bool:
     """Whether these are points that benches measured, as `lab.points` gives them."""
-    return "run" in frame and "study" not in frame
+    return {"machine", "own", "repeat", "run"} <= {*frame} and "study" not in frame
 
 
 def _is_told(name: str, column: pd.Series) -> bool:

@@ -13,6 +13,7 @@ nothing else does. What that gives depends on who reads it:
 `unmarked` is the way back, for CSV and for what a pointer over a figure shows.
 """
 
+import functools
 import html
 import os
 import re
@@ -38,13 +39,18 @@ def plain(value: Any) -> Any:
     """`value` with every string in it, also in lists and mappings, made fit for Markdown; numbers
     stay."""
     if isinstance(value, str):
-        marked = _MARKS.sub(lambda mark: f"&#{ord(mark[0])};", one_line(value))
-        return _NUMBERED.sub(lambda item: f"{item[1]}&#{ord(item[2])};", marked)
+        return _plain(value)
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {plain(key): plain(item) for key, item in value.items()}
     return value
+
+
+@functools.lru_cache(maxsize=16384)
+def _plain(value: str) -> str:
+    marked = _MARKS.sub(lambda mark: f"&#{ord(mark[0])};", one_line(value))
+    return _NUMBERED.sub(lambda item: f"{item[1]}&#{ord(item[2])};", marked)
 
 
 _remembered: set[str] = set()  # texts of records that are no ordinary words, as they stand
@@ -53,16 +59,18 @@ _remembered: set[str] = set()  # texts of records that are no ordinary words, as
 def in_frame(value: Any) -> Any:
     """`value` of a record as a frame holds it, with every string in it, also in lists and mappings:
     `plain` where a notebook is executed as a page, else as it is, on one line."""
-    if PAGE_FOLDER in os.environ:
-        return plain(value)
+    return plain(value) if PAGE_FOLDER in os.environ else _as_it_is(value)
+
+
+def _as_it_is(value: Any) -> Any:
     if isinstance(value, str):
         if plain(text := one_line(value)) != text:
             _remembered.add(text)
         return text
     if isinstance(value, list):
-        return [in_frame(item) for item in value]
+        return [_as_it_is(item) for item in value]
     if isinstance(value, dict):
-        return {in_frame(key): in_frame(item) for key, item in value.items()}
+        return {_as_it_is(key): _as_it_is(item) for key, item in value.items()}
     return value
 
 

@@ -17,6 +17,7 @@ with the outcome `damaged` and the reason, and all others go on.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -24,9 +25,9 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -298,7 +299,29 @@ def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[
     `machine` is the label of the recorded folder; without it each run's own `env.json` names its
     machine.
     """
-    return [read_run(path.parent, machine) for path in sorted(root.glob(f"{study}/*/summary.json"))]
+    folders = [path.parent for path in sorted(root.glob(f"{study}/*/summary.json"))]
+    return [replace(_read_once(folder, machine, stamp(folder))) for folder in folders]
+
+
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
+
+
+def stamp(folder: Path) -> Stamp:
+    """What changes with any file of the folder: name, size, and when it was written and moved."""
+    found = []
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        try:
+            facts = os.stat(entry.path)
+        except OSError:  # a link that leads nowhere
+            facts = entry.stat(follow_symlinks=False)
+        found.append((entry.name, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
+    return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_once(folder: Path, machine: str | None, _stamp: Stamp) -> Run:
+    """`read_run`, which checks every file of the record: once, as long as no file changes."""
+    return read_run(folder, machine)
 
 
 def recorded_runs(reports: Path, study: str = "*") -> list[Run]:

@@ -90,6 +90,10 @@ class Sweep(Strict):
         return made
 
 
+# Fields of a study that say how it is run and told, which no reader asks for.
+_OF_THE_FILE = ("first", "recorded_on", "study", "sweeps")
+
+
 class Study(Strict):
     """`params/studies/<study>.yaml` with the profile laid over it."""
 
@@ -140,7 +144,10 @@ class Study(Strict):
                 )
         return self
 
-    def shown(self) -> list[tables.Part]:
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _OF_THE_FILE]
+
+    def _parts(self) -> list[tables.Part]:
         """Title and question; the parts; the variants with what each changes."""
         parts = [
             (name, part.kind, part.repeats, len(self.measured(name)))

@@ -19,7 +19,11 @@ def drawings() -> dict[str, Callable[[], Figure]]:
 
 
 def draw(name: str) -> None:
-    """Show the drawing `name`; UserError if there is none."""
+    """Show the drawing `name`; UserError if there is none.
+
+    >>> lab.draw("fusing")
+    figure
+    """
     found = drawings()
     if name not in found:
         raise UserError(f"there is no drawing {name!r}{hint(name, list(found))}")

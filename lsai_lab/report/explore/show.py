@@ -23,6 +23,9 @@ def explore(name: str) -> None:
 
     In JupyterLab its controls work, and `memory` and `fits` predict what no table has; without the
     package anywidget it is a picture. Raises UserError for an unknown name.
+
+    >>> lab.explore("rounding")
+    A weight in bf16: what rounding keeps
     """
     from IPython.display import display
 

@@ -1,0 +1,71 @@
+"""What a simulated GPU is told in: the words of a watched loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lsai_core import simulated_gpu
+from lsai_core.base.errors import UserError
+from lsai_core.profiling.watch import CAUSES, StepWatch
+
+GIB = 2**30
+
+
+def built() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.GELU(), nn.Linear(512, 256))
+    return model, torch.optim.AdamW(model.parameters(), foreach=False)
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        model(torch.randn(1024, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_memory_is_told_by_cause_in_the_words_of_a_watched_loop() -> None:
+    model, optimizer = built()
+    with StepWatch(model, optimizer) as seen:
+        trained(model, optimizer)
+    watched = seen.causes_gib
+    with simulated_gpu("h100") as gpu:
+        trained(*built())
+    of_predictions = {"kernel scratch", "libraries"}
+    assert {*gpu.memory} - of_predictions <= {*CAUSES}
+    assert sum(gpu.memory.values()) == pytest.approx(gpu.peak_allocated_gib)
+    for cause, apart in {"weights": 0.02, "optimizer": 0.02, "activations": 0.2}.items():
+        assert gpu.memory[cause] == pytest.approx(watched[cause], rel=apart), cause
+    made = sum(size for name, size in gpu.operators.items() if name.startswith("forward: "))
+    assert made == pytest.approx(gpu.memory["activations"]) and "forward: gelu" in gpu.operators
+    assert {cause for moment in gpu.moments for cause in moment.bytes_of} - of_predictions <= {
+        *CAUSES
+    }
+
+
+def test_a_model_that_is_built_is_weights_from_the_beginning() -> None:
+    with simulated_gpu("h100") as gpu:
+        trained(*built())
+    first = next(place for place, each in enumerate(gpu.moments) if each.phase == "backward")
+    whole = gpu.moments[first].bytes_of["weights"]
+    sizes = [each.bytes_of.get("weights", 0) for each in gpu.moments]
+    assert sizes == sorted(sizes) and sizes[-1] == whole > 0
+    built_of = [each.bytes_of for each in gpu.moments[: sizes.index(whole) + 1]]
+    assert built_of and all({*each} == {"weights"} for each in built_of), "no activations yet"
+    highest = max(sum(each.bytes_of.values()) for each in gpu.moments) / GIB
+    assert highest == pytest.approx(max(gpu.phases.values()), rel=0.05)
+
+
+def test_the_verdict_on_another_gpu_is_of_its_own_memory() -> None:
+    with simulated_gpu("h100") as gpu:
+        torch.empty(int(40 * GIB), dtype=torch.uint8, device="cuda")
+    assert gpu.verdict == "fits" and gpu.verdict_on("H200") == "fits"
+    assert gpu.verdict_on("24GiB") == "too large", "its own GPU's memory is no part of it"
+    with pytest.raises(UserError, match="unknown GPU"):
+        gpu.verdict_on("h10")
+
+
+def test_a_watch_within_a_simulation_is_one_too_many() -> None:
+    with simulated_gpu("h100"), pytest.raises(UserError, match="leave watch out"):
+        StepWatch(*built())
