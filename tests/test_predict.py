@@ -191,6 +191,7 @@ def test_eight_billion_parameters_take_less_than_a_minute(
             "precision": "bf16",
         },
         {"grad_checkpoint": "full", "mlp_chunk": 100, "grad_accum": 2},
+        {"loss_chunk": 48},
         {"grad_accum": 3},
         {"attention": {"window": 16}},
         {"model": TINY | {"tie_embeddings": True}},

@@ -29,6 +29,7 @@ from lsai_lab.predictions.recorded import predicted_runs
 from lsai_lab.runs.records import recorded_runs
 
 MIB = 2**20
+PLANS = CHECKOUT / "reports" / "predictions" / "plans.filled.jsonl"
 PREDICTIONS = CHECKOUT / "reports" / "recorded" / "predictions"
 
 
@@ -430,3 +431,20 @@ def test_predictions_of_today_for_what_a_gpu_answered() -> None:
         and found["reserved 10 %"] >= 0.99
     ), found
     assert found["right"] >= 0.95, found
+
+
+def test_replays_with_other_addresses_see_which_plans_ran_out_of_memory() -> None:
+    """Of five tasks whose plans failed on an H200 within their budget, as predicted fitting; and of
+    plans that held there."""
+    rows = read_jsonl(PLANS)
+    failed = {row["name"]: row for row in rows if not row["measured"]["fits"]}
+    held = [row for row in rows if row["name"] not in failed][:10]
+
+    def sure(row: dict[str, Any]) -> bool:
+        config = TrainConfig.model_validate(row["settings"])
+        found = predict(config, row["settings"]["attention"]["backend"])
+        assert found.reserved < row["cap_gib"]
+        return found.surely_fits(row["cap_gib"])
+
+    assert len(failed) == 5 and sum(map(sure, failed.values())) <= 2
+    assert sum(map(sure, held)) >= 8

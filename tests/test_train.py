@@ -103,9 +103,10 @@ def test_accumulation_equals_the_large_batch(dataset: Dataset, tmp_path: Path) -
         {"grad_checkpoint": "selective"},
         {"grad_checkpoint": "alternating"},
         {"grad_checkpoint": "full", "checkpoint_blocks": 1, "checkpoint_others": "selective"},
+        {"loss_chunk": 48},
     ],
 )
-def test_recomputation_changes_no_loss(
+def test_what_saves_memory_alone_changes_no_loss(
     dataset: Dataset, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     train(tiny(), dataset, tmp_path / "plain")
