@@ -83,7 +83,18 @@ local function whole(text)  -- a date, a range of numbers: no line ends at its h
   if is_html and text.text:match("^%d[%d.,]*%-[%d%-.,]*%d") then return pandoc.Span({ text }, { class = "whole" }) end
 end
 
+-- In the PDF a table that waits for the reader's runs is a line: after which command it will stand here.
+local function as_a_line(element)
+  local rows = FORMAT:match("typst") and element.bodies[1] and element.bodies[1].body or {}
+  local head = element.head.rows[1] and pandoc.utils.stringify(element.head.rows[1].cells[1].contents)
+  if head ~= "will stand here" or #rows ~= 1 then return end
+  local after = pandoc.utils.blocks_to_inlines(rows[1].cells[2].contents)
+  rows[1].cells = { pandoc.Cell(pandoc.Plain({ "Empty until: ", table.unpack(after) })) }
+  element.head.rows, element.colspecs = {}, { element.colspecs[1] }
+end
+
 local function as_wide_as_its_words(element)
+  as_a_line(element)
   for index, spec in ipairs(element.colspecs) do element.colspecs[index] = { spec[1], nil } end
   local before = pandoc.RawInline("typst", "#[]")  -- else typst reads a cell that begins with "= 8" as a heading
   return element:walk({ Str = whole, Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
@@ -95,11 +106,57 @@ local function fold(title, blocks)
   return blocks
 end
 
-local function quote(element)  -- an answer is open on paper; on a screen the reader may try first
-  local inlines = is_html and element.content[1] and element.content[1].content
+local function is_part(block) return block.t == "Div" and block.classes:includes("quarto-book-part") end
+
+local function answer_in(block)  -- the blocks of an answer, without the word
+  local inlines = block.t == "BlockQuote" and block.content[1] and block.content[1].content
   if not inlines or pandoc.utils.stringify(inlines[1] or "") ~= "Answer." then return end
   inlines:remove(1)
-  return fold("Answer", element.content)
+  return block.content
+end
+
+local function quote(element)  -- the reader may try first: on a screen an answer is folded, on paper at the end
+  local blocks = is_html and answer_in(element)
+  if blocks then return fold("Answer", blocks) end
+end
+
+-- In the PDF the answers stand behind all chapters, under their chapters' names and with their exercises' numbers.
+local function answers_last(blocks)
+  local kept, answers, chapter, number = pandoc.Blocks({}), pandoc.Blocks({}), nil, nil
+  for _, block in ipairs(blocks) do
+    local first = block.t == "Para" and block.content[1]
+    local answer = answer_in(block)
+    if block.t == "Header" and block.level == 1 then chapter = block.content end
+    if first and first.t == "Strong" then number = pandoc.utils.stringify(first):match("^%d+%.") end
+    if not answer then kept:insert(block) end
+    if answer and chapter then
+      answers:insert(pandoc.Para({ pandoc.Strong(chapter) }))
+      chapter = nil
+    end
+    if answer and number then answer[1].content = { pandoc.Strong(number), table.unpack(answer[1].content) } end
+    answers:extend(answer or {})
+  end
+  if #answers > 0 then
+    kept:insert(pandoc.Header(1, "Answers", pandoc.Attr("answers", { "unnumbered" })))
+    kept:extend(answers)
+  end
+  return kept
+end
+
+-- In the PDF a table longer than a page stands behind the text of its chapter.
+local function long_tables_last(blocks)
+  local kept, waiting = pandoc.Blocks({}), pandoc.Blocks({})
+  for _, block in ipairs(blocks) do
+    local found = block.t == "Div" and block.content[1]
+    local long = found and found.t == "Table" and #found.bodies[1].body > 50
+    if is_part(block) or block.t == "Header" and block.level == 1 then
+      kept:extend(waiting)
+      waiting = pandoc.Blocks({})
+    end
+    (long and waiting or kept):insert(block)
+  end
+  kept:extend(waiting)
+  return kept
 end
 
 local words, labels, numbers, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, {}, {}
@@ -142,19 +199,24 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
--- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together.
+-- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together. They begin a page where
+-- little follows the last table of the chapter before, which stands at the foot of a page.
+local little = 3000  -- characters, about a column
 local function whole_beginnings(blocks)
   blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
-  local at = 1
+  local at, since = 1, little
   while blocks[at] do
+    since = blocks[at].t == "Div" and blocks[at].identifier:match("^tbl%-") and 0
+      or since + #pandoc.utils.stringify(blocks[at])
     if blocks[at].t == "Header" and blocks[at].level == 1 then
       local before = blocks[at - 1]
-      local first = before and before.t == "Div" and before.classes:includes("quarto-book-part") and at - 1 or at
+      local first = before and is_part(before) and at - 1 or at
       local last = at
       while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
       blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
-      blocks:insert(first, pandoc.RawBlock("typst", "#chapter["))
-      at = last + 1
+      local begins = since < little and "#chapter(on-page: true)[" or "#chapter["
+      blocks:insert(first, pandoc.RawBlock("typst", begins))
+      at, since = last + 1, little
     end
     at = at + 1
   end
@@ -164,7 +226,7 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  if FORMAT:match("typst") then doc.blocks = whole_beginnings(doc.blocks) end
+  if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(long_tables_last(doc.blocks))) end
   local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
   doc = doc:walk({ Para = para }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
