@@ -201,7 +201,7 @@ end
 
 -- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together. They begin a page where
 -- little follows the last table of the chapter before, which stands at the foot of a page.
-local little = 1700  -- characters, about half a column
+local little = 2000  -- characters, of some 3,000 of a column
 local function whole_beginnings(blocks)
   blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
   local at, since = 1, 0

@@ -346,7 +346,8 @@ def test_the_pdf_holds_the_chapters_and_their_programs(book: Path) -> None:
     assert "need stochastic rounding." in " ".join(pages[0].split())
     assert "are measured alone and together" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
-    assert "Answer. Seven is" in text and "Data (CSV)" not in text
+    assert "Answer." not in text and "Data (CSV)" not in text
+    assert text.rindex("Answers") < text.index("Seven is"), "behind the chapters"
     parts = text.replace(" ", "").count("SECONDPART")
     assert parts == 2, "in the contents and before its chapter"
     assert "(2.1)" not in text, "equations have no numbers"
@@ -358,7 +359,8 @@ def test_a_table_longer_than_a_page_has_its_head_on_each(tmp_path: Path) -> None
     shown = table(pd.concat([ROWS] * 8, ignore_index=True))
     output = display({"text/markdown": shown.data}, **{"text/markdown": shown.metadata})
     code = '#| label: tbl-long\n#| tbl-cap: "All rows."\nlab.table()'
-    cells = [new_markdown_cell("# One"), new_code_cell(code, outputs=[output])]
+    end = new_markdown_cell("The chapter ends.")
+    cells = [new_markdown_cell("# One"), new_code_cell(code, outputs=[output]), end]
     nbformat.write(new_notebook(cells=cells), tmp_path / "long.ipynb")
     assert to_markdown(tmp_path / "long.ipynb", folder / "one.ipynb") is None
     made = render(folder, tmp_path / "out", ["pdf"], "pandoc")
@@ -366,7 +368,28 @@ def test_a_table_longer_than_a_page_has_its_head_on_each(tmp_path: Path) -> None
     rows = {page: len(re.findall(r"(?m)^v\d+ \d", page)) for page in pages}
     assert sum(rows.values()) == 8 * len(ROWS) and max(rows.values()) < sum(rows.values())
     assert all(("wide column 5" in page) == (number > 0) for page, number in rows.items())
-    assert "".join(pages).count("All rows.") == 1
+    text = "".join(pages)
+    assert text.count("All rows.") == 2, "once in the list of tables"
+    assert text.index("The chapter ends.") < text.index("wide column 5"), "behind its chapter"
+
+
+def test_panels_of_a_wide_picture_stand_below_each_other_in_print(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    folder, panels = reports(tmp_path), "0,0,49,99;51,0,99,99"
+    drawing = (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="450pt" height="150pt" '
+        f'viewBox="0 0 450 150"><desc data-panels="{panels}"></desc>'
+        '<rect x="9" y="9" width="430" height="130"/></svg>'
+    )
+    code = '#| label: fig-two\n#| fig-cap: "Left is one; right is two."\nlab.figure()'
+    outputs = [display({"image/svg+xml": drawing})]
+    cells = [new_markdown_cell("# One"), new_code_cell(code, outputs=outputs)]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "two.ipynb")
+    assert to_markdown(tmp_path / "two.ipynb", folder / "one.ipynb") is None
+    made = render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    words = " ".join(pypdf.PdfReader(made[0]).pages[-2].extract_text().split())
+    words += " ".join(pypdf.PdfReader(made[0]).pages[-1].extract_text().split())
+    assert re.search(r"\bleft\b.*\bright\b.*Left is one", words)
 
 
 def test_what_typst_warns_of_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
