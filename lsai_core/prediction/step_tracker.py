@@ -148,7 +148,7 @@ class StepTracker(PurposeTracker):
             self._place = before
 
     def lies_on_host(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is not on the GPU. One with values is data from before the simulation."""
+        """Whether `tensor` is not on the GPU; one with values is older than the simulation."""
         if not isinstance(tensor, FakeTensor) and not is_traceable_wrapper_subclass(tensor):
             return True
         return storage_of(tensor)._cdata in self._on_host
