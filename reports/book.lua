@@ -199,22 +199,44 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
+-- A table or a picture over both columns: one that is wide and has no panels.
+local function is_wide(block)
+  if block.t ~= "Div" then return false end
+  local found = block.identifier:match("^tbl%-") ~= nil
+  block:walk({ Image = function(picture)
+    local file = block.identifier:match("^fig%-") and picture.src:match("%.svg$") and io.open(picture.src)
+    local drawing = file and file:read("a") or ""
+    local points = tonumber(drawing:match('<svg[^>]- width="([%d.]+)pt"') or 0)
+    found = found or points > 370 and not drawing:find("data-panels=", 1, true)
+  end })
+  return found
+end
+
 -- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together. They begin a page where
--- little follows the last table of the chapter before, which stands at the foot of a page.
+-- little text lies between the beginning and what stands over both columns, in this chapter or in the one before.
 local little = 2000  -- characters, of some 3,000 of a column
+local function is_near(blocks, at)
+  local far = 0
+  while blocks[at] and far < 1500 and not (blocks[at].t == "Header" and blocks[at].level == 1) do
+    if is_wide(blocks[at]) then return true end
+    far = far + #pandoc.utils.stringify(blocks[at])
+    at = at + 1
+  end
+  return false
+end
+
 local function whole_beginnings(blocks)
   blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
   local at, since = 1, 0
   while blocks[at] do
-    since = blocks[at].t == "Div" and blocks[at].identifier:match("^tbl%-") and 0
-      or since + #pandoc.utils.stringify(blocks[at])
+    since = is_wide(blocks[at]) and 0 or since + #pandoc.utils.stringify(blocks[at])
     if blocks[at].t == "Header" and blocks[at].level == 1 then
       local before = blocks[at - 1]
       local first = before and is_part(before) and at - 1 or at
       local last = at
       while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
       blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
-      local begins = since < little and "#chapter(on-page: true)[" or "#chapter["
+      local begins = (since < little or is_near(blocks, at + 1)) and "#chapter(on-page: true)[" or "#chapter["
       blocks:insert(first, pandoc.RawBlock("typst", begins))
       at, since = last + 1, little
     end
