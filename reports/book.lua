@@ -213,12 +213,12 @@ local function is_wide(block)
 end
 
 -- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together. They begin a page where
--- little text lies between the beginning and what stands over both columns, in this chapter or in the one before.
+-- little text lies between the beginning and what stands over both columns: before it, or a picture behind it.
 local little = 2000  -- characters, of some 3,000 of a column
 local function is_near(blocks, at)
   local far = 0
-  while blocks[at] and far < 1500 and not (blocks[at].t == "Header" and blocks[at].level == 1) do
-    if is_wide(blocks[at]) then return true end
+  while blocks[at] and far < little and not (blocks[at].t == "Header" and blocks[at].level == 1) do
+    if is_wide(blocks[at]) and blocks[at].identifier:match("^fig") then return true end  -- as high as half a page
     far = far + #pandoc.utils.stringify(blocks[at])
     at = at + 1
   end
