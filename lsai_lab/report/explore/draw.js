@@ -152,7 +152,7 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
     text(left - 5, Y(value) + 4, words, { "text-anchor": "end" });
   }
   for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), wanted).map((v) => [v, tick(v)])) {
-    text(X(value), height - bottom + 15, words, { "text-anchor": "middle" });
+    text(Math.min(X(value), width - 3.6 * words.length), height - bottom + 15, words, { "text-anchor": "middle" });
   }
   text((left + width - right) / 2, height - 4, xlabel, { "text-anchor": "middle" });
   text(4, 11, ylabel);

@@ -58,7 +58,7 @@ export const draw = (el, data, ask) => {
     const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
     const each = now.gpus === "1" ? `one ${now.gpu}` : `each of ${now.gpus} ${now.gpu}s`;
     const verdict = found.needs <= usable ? `It fits ${each} with ${gib(most - found.needs)} GiB to spare.`
-      : found.least <= most ? `It is tight on ${each}: try it.`
+      : found.least <= most ? `It is tight on ${each}: try it. It takes ${gib(found.least)} GiB if all that is freed is used again.`
         : `It is too large for ${each}: ${gib(found.least - most)} GiB are missing.`;
     const where = top === bounds[1] - 1 || top === bounds[1] ? "at the loss" : `in the ${words[phase]}`;
     page.say(`${verdict} The peak is ${gib(peak)} GiB ${where}, and the allocator needs ${gib(found.needs)} GiB `

@@ -41,13 +41,13 @@ const bars = ({ groups, work, sent }, gpus, step, width) => {
 };
 
 const speeds = (measured, methods, now, width) => {
-  const known = measured.filter(({ gpus }) => gpus === Number(now.gpus));
-  if (!known.length) return make("p", {}, `Nothing was measured with ${now.gpus} GPUs.`);
-  const lengths = known.map(({ length }) => length);
+  const of = Math.max(...measured.map(({ gpus }) => gpus).filter((gpus) => gpus <= now.gpus));
+  const known = measured.filter(({ gpus }) => gpus === of), more = of < now.gpus ? ` (${now.gpus} were not)` : "";
+  const lengths = [...new Set(known.map(({ length }) => length))].sort((a, b) => a - b);
   const plot = chart(width, 240, { x: [Math.min(...lengths), Math.max(...lengths)],
     y: [0, 1.1 * Math.max(...known.map(({ tflops }) => tflops))], log: "x", xlabel: "tokens of the sequence",
-    ylabel: `TFLOP/s of one of ${now.gpus} ${known[0].gpu}s, measured`,
-    xticks: [2048, 8192, 32768, 131072].map((length) => [length, `${length / 1024}K`]),
+    ylabel: `TFLOP/s of one of ${of} ${known[0].gpu}s, measured${more}`,
+    xticks: lengths.filter((_, at) => width > 560 || at % 2 === 0).map((length) => [length, `${length / 1024}K`]),
     label: `Measured speed over the length: ${methods[now.method]} and the other methods` });
   for (const method of [...Object.keys(methods).filter((name) => name !== now.method), "one", now.method]) {
     const points = known.filter((row) => row.method === method).map((row) => [row.length, row.tflops]);
