@@ -45,7 +45,12 @@ def operations(shape: ModelConfig) -> dict[str, dict[str, Any]]:
         "RMSNorm": norm,
         "residual sum": residual | _fused(residual, "RMSNorm", norm, 2 * d),
         "eager attention": eager
-        | {"with": "all of attention", "fused": attention, "apart": eager["bytes"], "whole": LENGTH},
+        | {
+            "with": "all of attention",
+            "fused": attention,
+            "apart": eager["bytes"],
+            "whole": LENGTH,
+        },
         "fused attention": attention | {"whole": LENGTH},
         "AdamW, states in bf16": _operation((13 * weights, 0), {"bf16": (14 * weights, 0)}),
     }
