@@ -340,7 +340,7 @@ def test_numbers_are_stored_as_pytorch_stores_them(play: Callable[..., Any], nam
             stored = there.clamp(max=largest).to(dtype).float().item()
             assert float(shown["stored"]) == stored, (value, top)
     said = put(page, format=name, largest=-1, value=1, scaled=True)  # the value grew since
-    assert f"clipped to {largest:.0f}, its largest number" in said and "75% off" in said
+    assert f"{name} clips it to {largest:.0f}, which means" in said and "75% off" in said
 
 
 def test_the_examples_of_the_text_are_shown_first(play: Callable[..., Any]) -> None:

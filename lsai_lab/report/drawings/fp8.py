@@ -15,11 +15,11 @@ BOXES = (
     ("largest\n|x|", 0.85, 0, True),
     ("scale\nand cast", 2.2, 1, True),
     ("x in\nfp8", 3.7, 1, False),
-    ("transposed\ncopy", 3.65, 0, True),
+    ("transposed\ncopy", 3.92, 0, True),
     ("fp8\nmatmul", 5.2, 1, False),
     ("divide by\nboth scales", 6.83, 1, True),
     ("y\n(bf16)", 8.35, 1, False),
-    ("w in fp8\n(likewise)", 5.5, 0, False),
+    ("w in fp8\n(likewise)", 5.6, 0, False),
 )
 ARROWS = (
     ((0.65, 1), (1.6, 1)),
@@ -27,8 +27,8 @@ ARROWS = (
     ((1.3, 0.34), (1.8, 0.65)),
     ((2.8, 1), (3.4, 1)),
     ((4.0, 1), (4.65, 1)),
-    ((3.7, 0.65), (3.7, 0.34)),
-    ((5.3, 0.34), (5.3, 0.65)),
+    ((3.78, 0.65), (3.78, 0.34)),
+    ((5.4, 0.34), (5.4, 0.65)),
     ((5.75, 1), (6.03, 1)),
     ((7.6, 1), (7.9, 1)),
 )
@@ -57,7 +57,7 @@ def _flow(axes: Axes) -> None:
     for tail, head in ARROWS:
         axes.annotate("", head, tail, arrowprops=arrow)
     note = "for the\nbackward\nmatmuls"
-    axes.text(2.76, -0.1, note, ha="right", va="center", fontsize=9, color=EDGE)
+    axes.text(3.05, -0.1, note, ha="right", va="center", fontsize=9, color=EDGE)
     axes.set(xlim=(-0.2, 8.85), ylim=(-0.45, 1.4))
     axes.axis("off")
 

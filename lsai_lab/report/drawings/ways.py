@@ -1,6 +1,7 @@
 """The drawing of the chapter on the ways to share a model: who holds what, and what travels."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -94,10 +95,8 @@ def ways_to_share() -> Figure:
 
 
 def _tensor(axes: Axes, corner: tuple[float, float], color: str, kept: Part, held: Part) -> None:
-    for (left, top, width, height), look in (
-        (held, {"fc": "none", "ec": color, "hatch": "//////"}),
-        (kept, {"fc": color}),
-    ):
+    hatched: dict[str, Any] = {"fc": "none", "ec": color, "hatch": "//////"}
+    for (left, top, width, height), look in ((held, hatched), (kept, {"fc": color})):
         place = (corner[0] + SIDE * left, corner[1] + top)
         axes.add_patch(plt.Rectangle(place, SIDE * width, height, lw=0, **look))
     axes.add_patch(plt.Rectangle(corner, SIDE, 1, fill=False, ec="#777777", lw=0.6))

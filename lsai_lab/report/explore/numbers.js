@@ -18,10 +18,9 @@ export const draw = (el, data) => {
     const largest = Number(digits(2 ** now.largest, 2));
     const scale = now.scaled ? top / largest : 1;
     const there = Math.fround(value * scale), kept = stored(format, there), back = kept / scale;
-    const clipped = there > top ? `, clipped to ${top}, its largest number` : "";
     const error = `${digits(100 * Math.abs(back / value - 1))}%`;
     page.say(`${value} ${now.scaled ? `times the scale ${top} / ${largest} = ${digits(scale, 4)} ` : ""}`
-      + `is ${digits(there, 4)}; ${now.format} keeps ${digits(kept, 6)}${clipped}, `
+      + `is ${digits(there, 4)}; ${now.format} ${there > top ? "clips it to" : "keeps"} ${digits(kept, 6)}, `
       + `which means ${digits(back, 4)}: ${kept ? `${error} off` : "the value is lost"}.`);
     const line = chart(page.width, 150, { x: [2 ** -17, 2 ** 17], y: [0, 1], log: "x", yticks: [],
       xlabel: `numbers that ${now.format} has, and the value (scaled)`,
