@@ -88,6 +88,7 @@ How much to believe:
 
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
     claims_with, all_claims              claims with a verdict, and all
+    first_run_after                      how long after its bound a claim's first run began
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
     published_speeds                     what others published for a model of 8 B
     peer_savings                         the leads beside what our kernels save
@@ -191,9 +192,11 @@ NAMES = {
         "method_times",
         "shared_times",
     ),
+    "lsai_lab.chapters.fp8": ("fp8_gains",),
     "lsai_lab.chapters.noise": (
         "all_claims",
         "claims_with",
+        "first_run_after",
         "one_setting",
         "speed_noise",
     ),
