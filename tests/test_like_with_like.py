@@ -209,3 +209,22 @@ def test_a_summary_is_of_runs_and_of_numbers(empty: Path) -> None:
     for metric in ("machine", "run"):
         with pytest.raises(UserError, match=f"{metric} is no number, so it has no summary"):
             lab.summarize(runs, metric)
+
+
+def test_a_choice_is_among_figures_that_compare(empty: Path) -> None:
+    runs = lab.load("memory").query("part == 'train' and machine == 'h100'")
+    rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
+    with pytest.raises(UserError, match="it is no cost"):
+        lab.pareto(rows, "tokens_per_s", "mem_peak_allocated_gib")
+    with pytest.raises(UserError, match=r"make one of them with lab.summarize"):
+        lab.equal_to_best(runs, "tokens_per_s")
+    with pytest.raises(UserError, match="by needs a column"):
+        lab.summarize(runs, "tokens_per_s", by=[])
+    studies = lab.summarize(lab.load("memory", "speed"), "tokens_per_s")
+    assert {*lab.equal_to_best(studies, "tokens_per_s")["study"]} == {"memory", "speed"}
+    pooled = lab.summarize(runs, "tokens_per_s", by="precision")
+    assert len(pooled) == len(rows) and pooled["n"].max() == 3  # repeats alone, of one variant
+    chosen = rows[["variant", "n", "disturbed", "tokens_per_s"]]
+    assert "yes" not in repr(chosen)
+    changed = rows.assign(tokens_per_s=rows["tokens_per_s"] / 1000)
+    assert "(170,9" not in repr(changed) and "(170,9" in repr(rows)

@@ -308,6 +308,16 @@ if len(sys.argv) > 2:
 """
 
 
+def test_a_script_ends_with_its_third_step(shared: Project, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("range(2)", "range(10**9)"))
+    code, out, _ = shared.lsai("predict", "--script", str(path), "--json", "--", "4096")
+    found = json.loads(out)
+    assert code == 0 and found["optimizer_steps"] == 3 and not found["remark"]
+    code, out, _ = shared.lsai("predict", "--script", str(path), "--gpu", "8GB", "--", "4096")
+    assert code == 0 and "Seen: 3 optimizer steps" in out
+
+
 def test_a_script_as_it_is(shared: Project, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lsai_core import simulated_gpu
 from lsai_core.base.errors import UserError
@@ -69,3 +72,35 @@ def test_the_verdict_on_another_gpu_is_of_its_own_memory() -> None:
 def test_a_watch_within_a_simulation_is_one_too_many() -> None:
     with simulated_gpu("h100"), pytest.raises(UserError, match="leave watch out"):
         StepWatch(*built())
+
+
+@pytest.mark.parametrize("way", ["slices", "loader", "stack"])
+def test_data_from_before_lies_on_the_host_until_it_is_sent(way: str) -> None:
+    """8 GiB of data, of which a step sends a quarter of a MiB to a GPU of 8 GiB."""
+    data = torch.empty(2**21, 1024)
+    batches = {
+        "slices": lambda: (data[64 * i : 64 * (i + 1)].view(64, 1024) for i in range(3)),
+        "loader": lambda: (x for (x,) in islice(DataLoader(TensorDataset(data), 64), 3)),
+        "stack": lambda: (torch.stack([data[k + i] for k in range(64)]) for i in range(3)),
+    }
+    with simulated_gpu("8GiB") as gpu:
+        model = nn.Linear(1024, 10).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches[way]():
+            model(batch.cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert gpu.fits and gpu.memory["activations"] == pytest.approx(64 * 1024 * 4 / GIB, rel=1.1)
+
+
+def test_a_watched_update_is_the_optimizers_in_both_traced_steps() -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(10)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with StepWatch(model, optimizer) as seen:
+        for _ in range(6):
+            model(torch.randn(1, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    roots = [each for each in seen.kernels if each["name"] == "aten::sqrt"]
+    assert [(each["class"], each["calls"]) for each in roots] == [("optimizer", 20)]
+    assert seen.phase_ms["optimizer"] > 2 * seen.phase_ms["forward"]

@@ -58,13 +58,14 @@ _ONE_BY_ONE = ("Adafactor",)
 
 
 class SimulatedGpu(Shown):
-    """A context (see `simulated_gpu`), and, once it is closed, what was found. All GiB."""
+    """A context (see `simulated_gpu`), and, once it is closed, what was found. All GiB. `updates`:
+    how many steps of optimizers were seen."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self._tracker = StepTracker()
         self._seen: set[int] = set()
-        self._updates = 0
+        self.updates = 0
         self._stack = contextlib.ExitStack()
         self._replayed: Allocator | None = None
 
@@ -135,7 +136,7 @@ class SimulatedGpu(Shown):
 
     def _update_ends(self, *_arguments: Any) -> None:
         self._tracker.updating = False
-        self._updates += 1
+        self.updates += 1
 
     def _replay(self, limit: int | None = None) -> Allocator:
         """The allocator after all that the program made and freed. Raises OutOfMemory if `limit`
@@ -200,10 +201,10 @@ class SimulatedGpu(Shown):
         if not self._tracker.moments:
             return "no tensor was made on the GPU"
         missing = ["gradients"] if "backward" not in self._tracker.highest else []
-        if self._updates == 0:
+        if self.updates == 0:
             missing.append("states of the optimizer")
             return f"no optimizer step was seen: {' and '.join(missing)} do not count"
-        if self._updates == 1:
+        if self.updates == 1:
             return (
                 "one optimizer step was seen: only a second one runs beside the first one's states"
             )

@@ -99,7 +99,7 @@ class StepTracker(PurposeTracker):
         if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
             func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
         self._operator = func.name().partition("::")[2].partition(".")[0]
-        if self._place is None and self._on_host and self._reads_host(args, kwargs):
+        if self._place is None and self._reads_host(args, kwargs):
             with self.at("host"):
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if (phase := self._phase_of(func)) != self._entered:
@@ -148,7 +148,9 @@ class StepTracker(PurposeTracker):
             self._place = before
 
     def lies_on_host(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is not on the GPU."""
+        """Whether `tensor` is not on the GPU; one with values is older than the simulation."""
+        if not isinstance(tensor, FakeTensor) and not is_traceable_wrapper_subclass(tensor):
+            return True
         return storage_of(tensor)._cdata in self._on_host
 
     def _reads_host(self, args: Any, kwargs: Any) -> bool:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lsai_core.base.errors import UserError
 from lsai_core.profiling.live_tensors import LiveTensors
@@ -162,7 +162,7 @@ class StepWatch:
         self._device, self._top = weights.device, top
         self._tracker = CauseTracker(weights.device.type)
         self._tracking, self._tracing = contextlib.ExitStack(), contextlib.ExitStack()
-        self._hooks = contextlib.ExitStack()
+        self._hooks, self._update = contextlib.ExitStack(), contextlib.ExitStack()
         self._profiler: profile | None = None
         self._began = 0.0
         self._durations: list[float] = []
@@ -223,8 +223,11 @@ class StepWatch:
 
     def _update_begins(self, *_: Any) -> None:
         self._tracker.updating = True
+        # PyTorch's own range of that name ends behind the hook that ends the last traced step.
+        self._update.enter_context(record_function("Optimizer.step of a watched loop"))
 
     def _update_ends(self, *_: Any) -> None:
+        self._update.close()
         self._tracker.updating = False
 
     def _step_ends(self) -> None:
@@ -291,7 +294,8 @@ class StepWatch:
         on_gpu = any(event.on_gpu for event in self.events)
         spent: Counter[str] = Counter()
         for event in self._profiler.events() or []:
-            if event.device_type == DeviceType.CPU:
+            # of the range of a whole step only the profiler's own time is left
+            if event.device_type == DeviceType.CPU and not event.name.startswith("ProfilerStep"):
                 own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
                 spent[_phase_of(event)] += own
         self.phase_ms = {phase: spent[phase] / 1e3 / TRACED for phase in PHASES}

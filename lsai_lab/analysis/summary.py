@@ -45,8 +45,8 @@ def summarize(
     good run has it.
 
     The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
-    the same settings but for the seed, on one machine. So `study`, `part` and `machine` split the
-    rows, too, as columns, where a metric was measured in several; own runs that
+    the same settings but for the seed, on one machine. So `study`, `part`, `machine` and `variant`
+    split the rows, too, as columns, where a metric was measured in several; own runs that
     `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
     that no run can have or that is no number, a column of `by` that is not there, and rows that
     are summaries already.
@@ -61,8 +61,10 @@ def summarize(
     require_known(metrics, runs.columns)
     if "n" in runs and any(f"{metric}_low" in runs for metric in metrics):
         raise UserError("these rows are summaries already: give runs, as lab.load(...) gives them")
+    if not by:
+        raise UserError("by needs a column at least; without it each variant has its row")
     values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
-    several = (*_APART, "machine")
+    several = (*_APART, "machine", "variant")
     apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
     apart += [name for name in ("differs",) if name in runs]
     groups = [*by, *(name for name in apart if name not in by)]
@@ -121,7 +123,7 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
     """Each row's `metric` over that of variant `baseline` on the same machine, of the same study
     and part where the rows say these; missing where there is none. UserError for a column that is
     not there, a name that no row has, and where several rows could be what the others are compared
-    with.
+    with. Speeds of `disturbed` repeats compare poorly, here too.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> rows = lab.summarize(runs, "tokens_per_s")
@@ -154,10 +156,12 @@ def equal_to_best(
     within: float = SESSION_SPREAD,
 ) -> pd.DataFrame:
     """The rows that nothing beats: the best one and those that cannot be told from it, best first.
-    Where `rows` have a column `machine`, those of each machine: two machines do not compare.
+    Those of each machine, study and part, where `rows` have several of these in their columns: they
+    do not compare.
 
     `larger`: whether more is better. By default the metric's name says it: less memory, time and
-    loss, more speed and size. UserError for other names without it.
+    loss, more speed and size. UserError for other names without it, and for repeats of a variant
+    that are no summary.
 
     Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
     (`<metric>_low`, `<metric>_high`).
@@ -169,9 +173,10 @@ def equal_to_best(
     """
     require_columns([metric], rows)
     larger = _is_larger_better(metric, larger)
-    if _of_several_machines(rows):
+    _require_figures(rows, metric)
+    if apart := _several(rows.dropna(subset=[metric])):
         each = functools.partial(equal_to_best, metric=metric, larger=larger, within=within)
-        return _by_machine(rows, each)
+        return _by_group(rows, apart, each)
     rows = rows.dropna(subset=[metric]).sort_values(metric, ascending=not larger, kind="stable")
     if rows.empty:
         return rows
@@ -189,8 +194,8 @@ def pareto(
 ) -> pd.DataFrame:
     """The rows that no other beats in both `cost` (less is better) and `gain` (`larger` as in
     `equal_to_best`), by rising cost; of two rows whose costs differ by less than `same` only the
-    better one. Where `rows` have a column `machine`, one front a machine: two machines do not
-    compare.
+    better one. One front for each machine, study and part, where `rows` have several. UserError for
+    a cost of which more is better.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
@@ -199,9 +204,12 @@ def pareto(
     """
     require_columns([cost, gain], rows)
     larger = _is_larger_better(gain, larger)
-    if _of_several_machines(rows):
+    if more_is_better(cost):
+        raise UserError(f"more of {cost!r} is better, so it is no cost; cost comes before gain")
+    _require_figures(rows, gain)
+    if apart := _several(rows.dropna(subset=[cost, gain])):
         each = functools.partial(pareto, cost=cost, gain=gain, larger=larger, same=same)
-        return _by_machine(rows, each)
+        return _by_group(rows, apart, each)
     ordered = rows.dropna(subset=[cost, gain]).sort_values(
         [cost, gain], ascending=[True, not larger]
     )
@@ -225,13 +233,30 @@ def _is_larger_better(metric: str, larger: bool | None) -> bool:
     return known
 
 
-def _of_several_machines(rows: pd.DataFrame) -> bool:
-    return "machine" in rows and rows["machine"].nunique() > 1
+def _several(rows: pd.DataFrame) -> list[str]:
+    """By which columns `rows` fall apart into such as compare."""
+    return [name for name in ("machine", *_APART) if name in rows and rows[name].nunique() > 1]
 
 
-def _by_machine(rows: pd.DataFrame, choose: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
-    """What is chosen of each machine's rows, below each other."""
-    return pd.concat([choose(own) for _, own in rows.groupby("machine", sort=False)])
+def _by_group(
+    rows: pd.DataFrame, names: list[str], choose: Callable[[pd.DataFrame], pd.DataFrame]
+) -> pd.DataFrame:
+    """What is chosen of the rows of each group, below each other."""
+    return pd.concat([choose(own) for _, own in rows.groupby(names, sort=False)])
+
+
+def _require_figures(rows: pd.DataFrame, metric: str) -> None:
+    """UserError where the rows are runs, several of a variant, whose luckiest would win."""
+    if not {"variant", "repeat"} <= {*rows}:
+        return
+    same = [name for name in ("variant", "machine", *_APART) if name in rows]
+    there = rows.dropna(subset=[metric])
+    if there.duplicated(same).any():
+        name = there[there.duplicated(same)]["variant"].iloc[0]
+        raise UserError(
+            f"several rows are the variant {name}: make one of them with "
+            f"lab.summarize(runs, {metric!r})"
+        )
 
 
 def require_columns(names: Iterable[str], frame: pd.DataFrame) -> None:

@@ -1,11 +1,17 @@
-"""`lsai predict --script train.py -- ARGS`: a training script as it is, on a simulated GPU."""
+"""`lsai predict --script train.py -- ARGS`: a training script as it is, on a simulated GPU.
+
+The script ends with the third step of any of its optimizers: from the second step on all are alike.
+What it would do later, such as a final evaluation, is not seen.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import runpy
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +20,7 @@ from lsai_core.base.errors import UserError
 from lsai_core.profiling.gpus import Gpu
 
 SHOWN = 12  # causes
+STEPS = 3  # of one optimizer
 BATCH = "{}"
 
 
@@ -49,7 +56,8 @@ def largest_batch_of(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bo
         )
 
     def run(batch: int) -> None:
-        _execute(path, [argument.replace(BATCH, str(batch)) for argument in arguments])
+        with contextlib.suppress(Enough), few_steps():
+            _execute(path, [argument.replace(BATCH, str(batch)) for argument in arguments])
 
     found = largest_batch(run, gpu)
     if as_json:
@@ -68,9 +76,32 @@ def _require(path: Path) -> None:
 def _run(path: Path, arguments: Sequence[str], gpu: Gpu) -> Any:
     from lsai_core.prediction.gpu_context import SimulatedGpu
 
-    with SimulatedGpu(gpu) as found:
+    with SimulatedGpu(gpu) as found, contextlib.suppress(Enough, KeyboardInterrupt), few_steps():
         _execute(path, arguments)
     return found
+
+
+class Enough(BaseException):
+    """Ends a script; no `except Exception` of its own stops it."""
+
+
+@contextlib.contextmanager
+def few_steps() -> Iterator[None]:
+    """Raise `Enough` after the third step of an optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    steps = Counter[int]()
+
+    def count(optimizer: Any, *_: Any) -> None:
+        steps[id(optimizer)] += 1
+        if steps[id(optimizer)] == STEPS:
+            raise Enough
+
+    hook = register_optimizer_step_post_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _execute(path: Path, arguments: Sequence[str]) -> None:
@@ -93,6 +124,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "reserved_gib": found.peak_reserved_gib,
         "phases_gib": found.phases,
         "causes_gib": found.operators,
+        "optimizer_steps": found.updates,
         "remark": found.remark,
     }
 
@@ -112,5 +144,7 @@ def _print(found: Any) -> None:
         print(f"  {name:40}{size:9.2f}")
     if len(causes) > SHOWN:
         print(f"  {'others':40}{sum(size for _, size in causes[SHOWN:]):9.2f}")
+    if found.updates:
+        print(f"\nSeen: {found.updates} optimizer steps")
     if found.remark:
         print(f"\n{found.remark}")

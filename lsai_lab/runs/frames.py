@@ -145,8 +145,10 @@ class Frame(pd.DataFrame):
         rows = _shown_rows(len(self))
         whole = pd.DataFrame(self)
         there = (whole if names == [*self.columns] else whole[names]).iloc[rows].astype(object)
-        if "disturbed" in there and not _is_summary(self):  # a long text
-            there["disturbed"] = there["disturbed"].where(there["disturbed"].isna(), "yes")
+        if "disturbed" in there:  # of a run a long text, of a summary a number
+            there["disturbed"] = there["disturbed"].map(
+                lambda e: "yes" if isinstance(e, str) else e
+            )
         found = pd.DataFrame("", index=self.index, columns=there.columns, dtype=object)
         by_row = "what" in names  # a unit of its own in each row, as in a comparison
         cells = there.T if by_row else there
@@ -155,6 +157,8 @@ class Frame(pd.DataFrame):
             found.iloc[(rows[place], slice(None)) if by_row else (rows, place)] = _texts(column)
         for name in [name for name in names if {f"{name}_low", f"{name}_high"} <= {*self.columns}]:
             ends = whole[[name, f"{name}_low", f"{name}_high"]].iloc[rows].to_numpy(dtype=float)
+            if ((ends[:, 0] < ends[:, 1]) | (ends[:, 0] > ends[:, 2])).any():
+                continue  # the column was changed since, and these are not its ends
             each = [[line] for line in ends] if by_row else [ends]
             texts = [with_ends(*line) for part in each for line in _lines(part)]
             found.iloc[rows, found.columns.get_loc(name)] = texts
