@@ -73,13 +73,17 @@ def read_chapters(root: Path) -> dict[str, Path]:
 
 def chapters_named(root: Path, asked: Sequence[str]) -> list[str]:
     """The chapters that a person means by the names of their notebooks, with their numbers or
-    without (`15-memory`, `memory`), as `read_chapters` names them. UserError, which lists the
-    names, for one that the book has not."""
+    without (`15-memory`, `memory`), or by their number in the book (`3`), as `read_chapters` names
+    them. UserError, which lists the names, for one that the book has not."""
     chapters = read_chapters(root) if asked else {}
     short = {name: re.sub(r"^\d+-", "", path.stem) for name, path in chapters.items()}
     found = list[str]()
     for one in (name.removesuffix(".ipynb") for name in asked):
-        meant = [name for name, path in chapters.items() if one in (path.stem, short[name])]
+        meant = [
+            name
+            for number, (name, path) in enumerate(chapters.items(), 1)
+            if one in (path.stem, short[name], str(number))
+        ]
         if not meant:
             known = ", ".join(short.values())
             raise UserError(f"the report has no chapter {one!r}; its chapters are {known}")
