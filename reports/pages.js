@@ -8,8 +8,10 @@ contents.prepend(field);
 lists.before(found);
 const search = () => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-  const hits = !words.length ? [] : (window.searchIndex ?? []).filter(({ title, text }) =>
-    words.every((word) => `${title} ${text}`.toLowerCase().includes(word))).slice(0, 20);
+  const has = (...parts) => words.length && words.every((word) => parts.join(" ").toLowerCase().includes(word));
+  // headings before terms that are explained, these before the rest
+  const rank = ({ title, terms, text }) => has(title) ? 0 : has(terms) ? 1 : has(title, terms, text) ? 2 : 3;
+  const hits = (window.searchIndex ?? []).filter((hit) => rank(hit) < 3).sort((a, b) => rank(a) - rank(b)).slice(0, 20);
   found.replaceChildren(make("ul", {}, ...hits.map(({ href, title, text }) => {
     const at = Math.max(0, text.toLowerCase().indexOf(words[0]) - 40);
     const near = make("small", {}, `… ${text.slice(at, at + 110)} …`);

@@ -520,7 +520,18 @@ def test_a_page_a_chapter_without_quarto(book: Path, visit: Callable[..., Any]) 
     assert "SECOND PART\n2 One" in contents.inner_text()
     assert contents.locator("[aria-current=page]").inner_text() == "2 One"
     assert "2.1 Finding" in contents.inner_text() and contents.locator("ul ul").count() == 1
-    page.get_by_label("Search the report").fill("look perplexity")
+    field = page.get_by_label("Search the report")
+    field.fill("perplexity")
+    found = page.locator("#TOC [role=status] a")
+    found.first.wait_for()
+    hit = {"href": "one.html", "title": "a", "terms": "", "text": "uses MFU"}
+    hits = [hit, hit | {"title": "b", "terms": "Use of FLOPs (MFU)"}, hit | {"title": "c MFU"}]
+    page.evaluate("hits => { [window.kept, searchIndex] = [searchIndex, hits]; }", hits)
+    field.fill("mfu")
+    order = [text.split("…")[0] for text in found.all_inner_texts()]
+    assert [text.strip() for text in order] == ["c MFU", "b", "a"], "headings, then terms"
+    page.evaluate("searchIndex = kept")
+    field.fill("look perplexity")
     page.locator("#TOC [role=status] a").first.click()
     assert page.url.endswith("one.html#sec-finding")
     page.locator("a[rel=prev]").click()

@@ -235,8 +235,22 @@ def test_words_of_what_is_estimated_changed_or_short(page: Any) -> None:
     assert re.search(r"tokens take [\d.]+ minutes", put(page, train=0.1)), "not 0.2 hours"
     sentences = re.split(r"[.:] ", said.replace("H100", "GPU"))
     assert max(len(numbers(each)) for each in sentences) <= 4, said
-    put(page, model="a model of your own", n_layers=0, products="bf16", tokens=16, batch=32)
-    assert noted(page, "n_layers") == "taken as 1"
+    refused = "No prediction: change the value that has a note."
+    for train in ("-5", "0", ""):
+        assert put(page, train=train) == refused and noted(page, "train") == "more than 0"
+        assert page.locator(".rows").count() == 0
+    assert put(page, train=1, model="a model of your own", products="bf16") != refused
+    for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size"):
+        usual = page.locator(f"[name={name}]").input_value()
+        for value in ("0", "", "-4", "1.5"):
+            assert put(page, **{name: value}) == refused
+            assert noted(page, name) == "a whole number from 1"
+        assert put(page, **{name: usual}) != refused
+    assert put(page, n_heads=33) == refused
+    assert noted(page, "n_heads") == "an even part of the width for each"
+    assert put(page, n_heads=32, n_kv_heads=7) == refused
+    assert noted(page, "n_kv_heads") == "must divide the heads"
+    put(page, n_kv_heads=8, tokens=16, batch=32)
     assert noted(page, "batch") == "at most 2: predicted up to 131,072 tokens"
     put(page, states="8-bit")
     assert noted(page, "products") == "bf16: fp8 was predicted for bf16 states"

@@ -229,6 +229,13 @@ def test_the_roofline_computes_the_least_time_of_an_operation(play: Callable[...
     assert noted(page, "format") == "bf16: no fp8 there"
     said = put(page, operation="eager attention", fused=True)
     assert "arithmetic decides" in said and "fused" not in said.split(":")[0]
+    size, heads, kv_heads = shape.head_dim, shape.n_heads, shape.n_kv_heads
+    for power, sequences in ((0, 1), (13, 2)):
+        put(page, operation="fused attention", tokens=power)
+        rows, length = dict(listed(page)), 4096
+        assert numbers(rows["FLOPs"]) == [sequences * 2 * heads * size * length**2]
+        assert numbers(rows["bytes"]) == [sequences * 4 * length * size * (heads + kv_heads)]
+    assert str(noted(page, "tokens")).startswith("whole sequences of 4,096")
 
 
 def test_the_point_of_the_roofline_is_dragged(play: Callable[..., Any]) -> None:
@@ -255,14 +262,22 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
     runs = load("speed")
     runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
     middle = runs.groupby("variant").median(numeric_only=True)
-    hidden = put(page, **{"fp8 matmuls": True})
+    reveal = page.get_by_role("button", name="Show what was measured")
+    options = page.locator("[name=change] option")
+    for change in ("compiled blocks", "fused loss", "fused blocks", "fused optimizer"):
+        assert options.locator(":scope:enabled").last.inner_text() == change, "one after the other"
+        assert "How many tokens/s" in put(page, change=change)
+        reveal.click()
+        told = page.locator(".answer").inner_text()
+        assert told.startswith(("Right", "Your guess was")) and "tokens/s (" in told
+    hidden = put(page, change="fp8 matmuls")
     assert "How many tokens/s" in hidden and page.locator("text=fp8 matmuls: ?").count() == 1
-    assert page.locator("[name='fused loss']").is_checked(), "each change keeps those before it"
     before = middle.loc["fused_optimizer", "tokens_per_s"] / middle.loc["eager", "tokens_per_s"]
     assert float(page.locator("[name=guess]").input_value()) == pytest.approx(before, abs=0.006)
     put(page, guess=1.2)
-    page.get_by_role("button", name="Show what was measured").click()
+    reveal.click()
     said = page.locator(".answer").inner_text()
+    assert "in the mean you were" in said
     row = middle.loc["fp8"]
     off = 1.2 * middle.loc["eager", "tokens_per_s"] / row["tokens_per_s"] - 1
     assert numbers(said)[0] == pytest.approx(-100 * off, abs=1) and "too low" in said
@@ -281,10 +296,11 @@ def test_the_step_is_built_by_guessing_and_shows_what_was_measured(
         assert energy == pytest.approx(1e3 * row["gpu_power_w"] / row["tokens_per_s"], rel=2e-3)
         assert peak == pytest.approx(row["mem_peak_allocated_gib"], abs=0.01)
         assert sum(map(float, shown[name][6:])) == pytest.approx(row["step_ms"], abs=0.05)
-    said = put(page, **{"fused loss": False})
-    assert "compiled blocks" in said and "the later ones go with fused loss" in said
+    said = put(page, change="compiled blocks")
     peak = middle.loc["compiled", "mem_peak_allocated_gib"]
     assert numbers(said.split("peak ")[1])[0] == round(peak, 1)
+    page.get_by_role("button", name="Guess again from the start").click()
+    assert "compiled blocks: " in page.locator(".answer").inner_text() and reveal.is_enabled()
 
 
 # Rounding
@@ -318,11 +334,13 @@ def test_numbers_are_stored_as_pytorch_stores_them(play: Callable[..., Any], nam
             put(page, format=name, largest=top, value=value, scaled=scaled)
             shown = {row[0]: row[1] for row in listed(page)}
             there = torch.tensor(float(shown["scaled"]))
-            most = max(2**top, 2**value)
+            most = 2**top
             scale = largest / (round(most) if top > 6 else float(f"{most:.2g}")) if scaled else 1
             assert float(shown["scale"]) == pytest.approx(scale)
             stored = there.clamp(max=largest).to(dtype).float().item()
             assert float(shown["stored"]) == stored, (value, top)
+    said = put(page, format=name, largest=-1, value=1, scaled=True)  # the value grew since
+    assert f"{name} clips it to {largest:.0f}, which means" in said and "75% off" in said
 
 
 def test_the_examples_of_the_text_are_shown_first(play: Callable[..., Any]) -> None:

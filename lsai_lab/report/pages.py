@@ -16,6 +16,8 @@ from lsai_core.base.files import write_text
 _FRONT = "index.html"
 # The title of a part would end the page before it; the contents have it.
 _PART = r'(?s)<div class="quarto-book-part">.*?</div>\n?'
+# A term is bold, its abbreviation in brackets behind it.
+_TERM = r'(?s)<strong>.*?</strong>(?: \([^)]{1,20}\))?|(?<=data-explore=")\w+'
 _NO_TEXT = r"(?s)<(script|style|nav|math|svg|pre|details)\b.*?</\1>|<[^>]+>"
 
 
@@ -96,7 +98,8 @@ def _relinked(page: str, renamed: dict[str, str], places: dict[str, str]) -> str
 
 
 def _sections(page: str, name: str) -> list[dict[str, str]]:
-    """What the search finds on a page: each section's title, text and place."""
+    """What the search finds on a page: each section's title, text and place, and its `terms`: those
+    that it explains, in bold letters, and the names of its explorables."""
     found = []
     main = page.partition("<main")[2].partition("</main>")[0]
     for part in re.split(r'(?=<section id=")', main)[1:]:
@@ -104,6 +107,7 @@ def _sections(page: str, name: str) -> list[dict[str, str]]:
         title = re.search(r"(?s)<h[1-6][^>]*>(.*?)</h[1-6]>", part)
         if place and title:
             words = {"title": _text(title[1]), "text": _text(part[title.end() :])}
+            words["terms"] = _text(" ".join(re.findall(_TERM, part)))
             found.append({"href": f"{name}#{place[1]}", **words})
     return found
 

@@ -12,25 +12,25 @@ EDGE = "#444444"
 # Texts and places of the boxes of one fp8 matmul; extra work that bf16 does not have is filled.
 BOXES = (
     ("x\n(bf16)", 0.2, 1, False),
-    ("largest\n|x|", 1.0, 0, True),
+    ("largest\n|x|", 0.85, 0, True),
     ("scale\nand cast", 2.2, 1, True),
     ("x in\nfp8", 3.7, 1, False),
-    ("transposed\ncopy", 3.7, 0, True),
+    ("transposed\ncopy", 3.92, 0, True),
     ("fp8\nmatmul", 5.2, 1, False),
-    ("divide by\nboth scales", 6.75, 1, True),
-    ("y\n(bf16)", 8.2, 1, False),
-    ("w in fp8\n(likewise)", 5.25, 0, False),
+    ("divide by\nboth scales", 6.83, 1, True),
+    ("y\n(bf16)", 8.35, 1, False),
+    ("w in fp8\n(likewise)", 5.6, 0, False),
 )
 ARROWS = (
     ((0.65, 1), (1.6, 1)),
-    ((0.4, 0.65), (0.75, 0.34)),
-    ((1.4, 0.34), (1.85, 0.65)),
+    ((0.35, 0.65), (0.65, 0.34)),
+    ((1.3, 0.34), (1.8, 0.65)),
     ((2.8, 1), (3.4, 1)),
-    ((4.0, 1), (4.67, 1)),
-    ((3.7, 0.65), (3.7, 0.34)),
-    ((5.2, 0.34), (5.2, 0.65)),
-    ((5.73, 1), (6.0, 1)),
-    ((7.5, 1), (7.76, 1)),
+    ((4.0, 1), (4.65, 1)),
+    ((3.78, 0.65), (3.78, 0.34)),
+    ((5.4, 0.34), (5.4, 0.65)),
+    ((5.75, 1), (6.03, 1)),
+    ((7.6, 1), (7.9, 1)),
 )
 # Of each format, where its name stands.
 FORMATS = {
@@ -42,7 +42,7 @@ FORMATS = {
 
 def fp8_matmul() -> Figure:
     """One fp8 matmul, and the largest rounding error of three formats over the magnitude."""
-    fig, (top, low) = plt.subplots(2, figsize=(ALONE, 3.2), height_ratios=[1, 1.05])
+    fig, (top, low) = plt.subplots(2, figsize=(ALONE, 3.4), height_ratios=[1.1, 1.05])
     _flow(top)
     _errors(low)
     return fig
@@ -51,14 +51,14 @@ def fp8_matmul() -> Figure:
 def _flow(axes: Axes) -> None:
     for text, x, y, extra in BOXES:
         fill = "#fbe3d0" if extra else "white"
-        box = {"boxstyle": "round,pad=0.35", "ec": EDGE, "fc": fill}
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
+        box = {"boxstyle": "round,pad=0.25", "ec": EDGE, "fc": fill}
+        axes.text(x, y, text, ha="center", va="center", fontsize=9, bbox=box)
     arrow = {"arrowstyle": "->", "color": EDGE, "shrinkA": 0, "shrinkB": 0}
     for tail, head in ARROWS:
         axes.annotate("", head, tail, arrowprops=arrow)
     note = "for the\nbackward\nmatmuls"
-    axes.text(2.85, -0.1, note, ha="right", va="center", fontsize=8, color=EDGE)
-    axes.set(xlim=(-0.25, 8.65), ylim=(-0.45, 1.4))
+    axes.text(3.05, -0.1, note, ha="right", va="center", fontsize=9, color=EDGE)
+    axes.set(xlim=(-0.2, 8.85), ylim=(-0.45, 1.4))
     axes.axis("off")
 
 
@@ -68,7 +68,7 @@ def _errors(axes: Axes) -> None:
         rounded = values.clamp(max=torch.finfo(dtype).max).to(dtype).float()
         error = (rounded / values - 1).abs().reshape(-1, 600).amax(1)
         axes.plot(values.reshape(-1, 600)[:, 300], error, color=PALETTE[index])
-        axes.text(1, height, name, color=PALETTE[index], ha="center", fontsize=9)
+        axes.text(1, height, name, color=PALETTE[index], ha="center", fontsize=9.5)
     axes.set(xscale="log", yscale="log", ylim=(1e-3, 1.5))
     axes.set(xlabel="magnitude of the value", ylabel="largest error")
     ticks = [0.001, 0.01, 0.1, 1]

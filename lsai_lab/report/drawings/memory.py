@@ -18,7 +18,7 @@ BOXES = {
     "gradients 3": (4.8, 11, 7.8, 0.9, "gradients"),
     "gradients 2": (5.8, 11, 6.2, 1.2, "gradients"),
     "gradients 1": (7.4, 11, 4.6, 1.2, "gradients"),
-    "gradient of the\nembedding": (9, 11, 9.1, 2, "gradients"),
+    "embedding's\ngradient": (9, 11, 9.1, 2, "gradients"),
 }
 RESERVED_FROM = (0, 0.6, 1.6, 2.6, 3.6, 9, 11)
 RESERVED = (3, 4.6, 6.2, 7.8, 9.1, 11.1, 11.1)
@@ -26,13 +26,13 @@ RESERVED = (3, 4.6, 6.2, 7.8, 9.1, 11.1, 11.1)
 
 def allocator_gaps() -> Figure:
     """Tensors of a step as boxes over time and place in memory, and the gaps between them."""
-    fig, axes = panels(1, height=1.8)
+    fig, axes = panels(1, height=2.2)
     axes.fill_between(RESERVED_FROM, RESERVED, step="post", color="#dddddd", linewidth=0)
     for name, (born, dies, place, size, meaning) in BOXES.items():
         look: dict[str, Any] = {"fc": COLORS[meaning], "alpha": 0.75, "ec": "white"}
         axes.add_patch(Rectangle((born, place), dies - born, size, **look))
         middle = ((born + dies) / 2, place + size / 2)
-        axes.text(*middle, name, ha="center", va="center", fontsize=8.5)
+        axes.text(*middle, name, ha="center", va="center", fontsize=8.5, linespacing=0.95)
     axes.set(xlim=(0, 11), ylim=(0, 11.6), xticks=[], yticks=[])
     axes.set(xlabel="time within a step", ylabel="place in memory")
     axes.grid(visible=False)

@@ -1,6 +1,7 @@
 """The drawing of the chapter on the ways to share a model: who holds what, and what travels."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -9,10 +10,17 @@ from matplotlib.figure import Figure
 from lsai_lab.report.colors import COLORS
 
 GPUS = 4
-PITCH = 1.7  # from way to way, in sides of a square
-TENSORS = ("weights", "gradients", "optimizer", "activations")
-# A tensor is a square: blocks from top to bottom, and within a block from left to right (its rows
-# or columns; of activations its tokens). A part is left, top, width, height of that square.
+SIDE, WIDTH = 2.6, 3.5  # of a box, and from box to box, in heights of a box
+PITCH = 1.3  # from way to way
+KEEPS, SENDS = 14.1, 18.3  # where these columns begin
+TENSORS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "moments",
+    "activations": "activations",
+}
+# A tensor is a box: blocks from top to bottom, and within a block from left to right (its rows
+# or columns; of activations its tokens). A part is left, top, width, height of that box.
 Part = tuple[float, float, float, float]
 WHOLE: Part = (0, 0, 1, 1)
 NOTHING: Part = (0, 0, 0, 0)
@@ -66,35 +74,32 @@ def _ways(gpu: int) -> list[Way]:
 
 
 def ways_to_share() -> Figure:
-    """Of each way what each of four GPUs keeps, holds for a while and sends."""
-    fig, axes = plt.subplots(figsize=(6.3, 2.75))
-    for gpu in range(GPUS):
-        left = gpu * 5.1
-        axes.text(left + 2.2, -0.75, f"GPU {gpu + 1}", ha="center", fontsize=8.5)
-        for row, way in enumerate(_ways(gpu)):
-            for place, name in enumerate(TENSORS):
-                corner = (left + 1.15 * place, PITCH * row)
-                _tensor(axes, corner, COLORS[name], way.kept[place], way.held[place])
-    for row, way in enumerate(_ways(0)):
+    """Of each way what the second of four GPUs keeps, holds for a while and sends."""
+    fig, axes = plt.subplots(figsize=(6.3, 3.1))
+    ways = _ways(1)
+    for place, name in enumerate(TENSORS.values()):
+        axes.text(WIDTH * place + SIDE / 2, -0.3, name, ha="center", fontsize=8.5)
+    for row, way in enumerate(ways):
+        for place, name in enumerate(TENSORS):
+            corner = (WIDTH * place, PITCH * row)
+            _tensor(axes, corner, COLORS[name], way.kept[place], way.held[place])
         middle = PITCH * row + 0.5
         axes.text(-0.3, middle, way.name, ha="right", va="center", fontsize=8.5)
-        axes.text(20.3, middle, way.keeps, va="center", fontsize=8)
-        axes.text(24.4, middle, way.sends, va="center", fontsize=8)
-    axes.text(20.3, -0.75, "keeps", fontsize=8.5)
-    axes.text(24.4, -0.75, "sends, times $(N-1)/N$", fontsize=8.5)
-    names = ["weights", "gradients", "AdamW's moments", "activations"]
-    patches = [plt.Rectangle((0, 0), 1, 1, fc=COLORS[name], alpha=0.85) for name in TENSORS]
-    fig.legend(patches, names, loc="outside lower center", ncols=4)
-    axes.set(xlim=(-6, 32.5), ylim=(PITCH * 8 - 0.55, -1.4), aspect="equal")
+        axes.text(KEEPS, middle, way.keeps, va="center", fontsize=8.5)
+        axes.text(SENDS, middle, way.sends, va="center", fontsize=8.5)
+    axes.text(KEEPS, -0.3, "keeps", fontsize=8.5)
+    axes.text(SENDS, -0.3, "sends, times $(N-1)/N$", fontsize=8.5)
+    axes.set(xlim=(-5.8, 28.6), ylim=(PITCH * len(ways) - 0.2, -0.9))
     axes.axis("off")
     return fig
 
 
 def _tensor(axes: Axes, corner: tuple[float, float], color: str, kept: Part, held: Part) -> None:
-    for (left, top, width, height), alpha in ((held, 0.3), (kept, 0.85)):
-        place = (corner[0] + left, corner[1] + top)
-        axes.add_patch(plt.Rectangle(place, width, height, fc=color, alpha=alpha, lw=0))
-    axes.add_patch(plt.Rectangle(corner, 1, 1, fill=False, ec="#777777", lw=0.6))
+    hatched: dict[str, Any] = {"fc": "none", "ec": color, "hatch": "//////"}
+    for (left, top, width, height), look in ((held, hatched), (kept, {"fc": color})):
+        place = (corner[0] + SIDE * left, corner[1] + top)
+        axes.add_patch(plt.Rectangle(place, SIDE * width, height, lw=0, **look))
+    axes.add_patch(plt.Rectangle(corner, SIDE, 1, fill=False, ec="#777777", lw=0.6))
 
 
 DRAWINGS = [ways_to_share]

@@ -93,7 +93,6 @@ export const explorable = (el, title, about, fields, update) => {
     set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
   };
   view.again = () => {
-    for (const { tell } of Object.values(made)) tell?.();
     for (const { node } of Object.values(made)) node.removeAttribute("data-note");
     update(every(made, ({ read }) => read()), view);
     for (const { tell } of Object.values(made)) tell?.();
@@ -152,7 +151,7 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
     text(left - 5, Y(value) + 4, words, { "text-anchor": "end" });
   }
   for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), wanted).map((v) => [v, tick(v)])) {
-    text(X(value), height - bottom + 15, words, { "text-anchor": "middle" });
+    text(Math.min(X(value), width - 3.6 * words.length), height - bottom + 15, words, { "text-anchor": "middle" });
   }
   text((left + width - right) / 2, height - 4, xlabel, { "text-anchor": "middle" });
   text(4, 11, ylabel);
@@ -174,14 +173,9 @@ export const legend = (pairs) => make("p", { className: "legend" }, ...pairs.map
 // In JupyterLab. `ask(question)` is answered by Python.
 export const widget = (draw) => ({
   render: ({ model, el }) => {
-    const waiting = new Map();
-    model.on("msg:custom", ({ number, answer }) => {
-      waiting.get(number)?.(answer);
-      waiting.delete(number);
-    });
     const ask = (question) => new Promise((resolve) => {
       const number = Math.random();
-      waiting.set(number, resolve);
+      model.on("msg:custom", (said) => said.number === number && resolve(said.answer));
       model.send({ number, question });
     });
     draw(el, model.get("data"), ask);

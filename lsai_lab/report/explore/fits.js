@@ -42,12 +42,18 @@ export const draw = (el, data, ask) => {
   let question;
 
   const update = (now, page) => {
-    const own = now.model === OWN && every(SHAPE, (_, name) => Math.max(1, now[name]));
-    if (own) own.parameters = counted(own);
+    const own = now.model === OWN && every(SHAPE, (_, name) => now[name]), faults = now.train > 0 ? {} : { train: "more than 0" };
+    page.draw();
+    page.list([], []);
     for (const name of Object.keys(SHAPE)) {
       page.fields[name].parentElement.hidden = !own;
-      if (own && now[name] < 1) page.note(name, "taken as 1");
+      if (own && !(now[name] >= 1 && now[name] % 1 === 0)) faults[name] = "a whole number from 1";
     }
+    if (own.d_model % (2 * own.n_heads)) faults.n_heads ??= "an even part of the width for each";
+    if (own.n_heads % own.n_kv_heads) faults.n_kv_heads ??= "must divide the heads";
+    for (const [name, words] of Object.entries(faults)) page.note(name, words);
+    if (Object.keys(faults).length) return page.say("No prediction: change the value that has a note.");
+    if (own) own.parameters = counted(own);
     const length = Math.min(longest, tokensAt(now.tokens)), most = Number(now.gpus);
     const fit = Math.floor(longest / length), batch = Math.min(now.batch, fit), all = length * batch;
     page.set("batch", batch);
@@ -85,12 +91,9 @@ export const draw = (el, data, ask) => {
       return places(a).map((place, at) => place - places(b)[at]).find(Boolean) ?? 0;
     };
     const rows = tried(now.gpu, most).sort(order(now.order)), { memory, usable } = gpus[now.gpu], best = rows[0];
-    if (!best) {
-      page.draw();
-      return page.say(ways.length
-        ? `This model was predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`
-        : "This model was not predicted with fp8 matmuls: choose bf16.");
-    }
+    if (!best) return page.say(ways.length
+      ? `This model was predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`
+      : "This model was not predicted with fp8 matmuls: choose bf16.");
     const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
     const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
     const found = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
@@ -107,8 +110,9 @@ export const draw = (el, data, ask) => {
       if (!gpus[now.gpu].timed) words.push("The speed is estimated from the data sheet.");
       else if (best.n > 1) words.push(`The speed of several GPUs is estimated: as one among ${best.way.among}, with messages.`);
     } else if (best.n > data.node) words.push(`Its speed over more than one node of ${data.node} was not measured.`);
-    if (best.room) words.push(`It fits up to ${count(best.room)} tokens a GPU${sequences ? `, ${count(sequences)} `
-      + `sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
+    const fitting = ({ room }) => `${room === longest ? "≥ " : ""}${count(room)}`;
+    if (best.room) words.push(`It fits ${best.room === longest ? "at least" : "up to"} ${count(best.room)} tokens a GPU`
+      + `${sequences ? `, ${count(sequences)} sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
     page.say(told, make("b", {}, best.name), words.join(" "));
     const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
     const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...legend(shown(row)
@@ -125,7 +129,7 @@ export const draw = (el, data, ask) => {
         `${name} ${gib(row.causes[name])} GiB`).join(", "), style: `background: linear-gradient(90deg, ${bands}, #0000 0)` });
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
       const verdict = ["fits", "tight", "too large"][row.rank];
-      const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), count(row.room)].map((cell, place) => {
+      const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), fitting(row)].map((cell, place) => {
         const node = make("td", place ? {} : { className: verdict.split(" ").at(-1) }, ["NaN", "0"].includes(cell) ? "–" : cell);
         node.dataset.label = labels[place];
         return node;
@@ -149,7 +153,8 @@ export const draw = (el, data, ask) => {
     page.list(["cause", "GiB"], shown(best).map((name) => [name, digits(best.causes[name], 4)]));
     page.draw(table, inside, others);
   };
-  const page = explorable(el, "Will it fit, and how fast?", "Set what you have and what you want.", {
+  const page = explorable(el, "Will it fit, and how fast?", "Set what you have and what you want. "
+    + `Speeds are those with the attention kernel ${data.kernel}.`, {
     model: { label: "model", choices: [...Object.keys(models), OWN], value: reference },
     ...every(SHAPE, (label, name) => ({ label, entry: true, value: models[reference][name] })),
     gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },

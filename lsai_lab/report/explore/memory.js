@@ -10,11 +10,9 @@ export const draw = (el, data, ask) => {
   const lookup = (asked) => {
     const kept = answers.get(JSON.stringify(asked));
     if (kept) return [kept, "predicted"];
-    const line = (gpus) => {
-      const points = rows.filter((row) => ["model", "states", "checkpoint", "fused"].every((name) =>
-        row[name] === asked[name]) && row.gpus === gpus).sort((a, b) => a.tokens - b.tokens);
-      return between(points, asked.tokens);
-    };
+    const alike = (row) => ["model", "states", "checkpoint", "fused"].every((name) => row[name] === asked[name]);
+    const line = (gpus) => between(rows.filter((row) => alike(row) && row.gpus === gpus)
+      .sort((a, b) => a.tokens - b.tokens), asked.tokens);
     const share = (1 / 4 - 1 / asked.gpus) / (1 / 4 - 1 / 64);  // of a shared model a GPU keeps 1 / GPUs
     const found = asked.gpus === 1 ? line(1) : mixed(line(4), line(64), share);
     return [found, lengths.includes(asked.tokens) && [1, 4, 64].includes(asked.gpus) ? "predicted"
@@ -58,7 +56,7 @@ export const draw = (el, data, ask) => {
     const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
     const each = now.gpus === "1" ? `one ${now.gpu}` : `each of ${now.gpus} ${now.gpu}s`;
     const verdict = found.needs <= usable ? `It fits ${each} with ${gib(most - found.needs)} GiB to spare.`
-      : found.least <= most ? `It is tight on ${each}: try it.`
+      : found.least <= most ? `It is tight on ${each}: try it; ${gib(found.least)} GiB do if unused memory is given back.`
         : `It is too large for ${each}: ${gib(found.least - most)} GiB are missing.`;
     const where = top === bounds[1] - 1 || top === bounds[1] ? "at the loss" : `in the ${words[phase]}`;
     page.say(`${verdict} The peak is ${gib(peak)} GiB ${where}, and the allocator needs ${gib(found.needs)} GiB `

@@ -11,8 +11,7 @@ const triangles = ({ groups, cells, work }, gpus, step, width) => {
     text(left, top - 4, groups > 1 ? `heads, part ${group + 1}` : "keys →");
     for (const [query, key, worker, at] of cells) {
       const facts = { fill: PALETTE[worker * groups + group], opacity: at < step ? 0.45 : at > step ? 0.12 : 1 };
-      const [x, y] = [left + key * cell, top + query * cell];
-      const edge = cell + 0.3;
+      const x = left + key * cell, y = top + query * cell, edge = cell + 0.3;
       // half of a cell on the diagonal: a query has no later keys
       add("path", { ...facts, d: `M${x} ${y}v${edge}h${edge}${query === key ? "" : `v${-edge}`}z` });
     }
@@ -41,19 +40,18 @@ const bars = ({ groups, work, sent }, gpus, step, width) => {
 };
 
 const speeds = (measured, methods, now, width) => {
-  const known = measured.filter(({ gpus }) => gpus === Number(now.gpus));
-  if (!known.length) return make("p", {}, `Nothing was measured with ${now.gpus} GPUs.`);
-  const lengths = known.map(({ length }) => length);
+  const of = Math.max(...measured.map(({ gpus }) => gpus).filter((gpus) => gpus <= now.gpus));
+  const known = measured.filter(({ gpus }) => gpus === of), more = of < now.gpus ? ` (${now.gpus} were not)` : "";
+  const lengths = [...new Set(known.map(({ length }) => length))].sort((a, b) => a - b);
   const plot = chart(width, 240, { x: [Math.min(...lengths), Math.max(...lengths)],
     y: [0, 1.1 * Math.max(...known.map(({ tflops }) => tflops))], log: "x", xlabel: "tokens of the sequence",
-    ylabel: `TFLOP/s of one of ${now.gpus} ${known[0].gpu}s, measured`,
-    xticks: [2048, 8192, 32768, 131072].map((length) => [length, `${length / 1024}K`]),
+    ylabel: `TFLOP/s of one of ${of} ${known[0].gpu}s, measured${more}`,
+    xticks: lengths.filter((_, at) => width > 560 || at % 2 === 0).map((length) => [length, `${length / 1024}K`]),
     label: `Measured speed over the length: ${methods[now.method]} and the other methods` });
   for (const method of [...Object.keys(methods).filter((name) => name !== now.method), "one", now.method]) {
     const points = known.filter((row) => row.method === method).map((row) => [row.length, row.tflops]);
-    const facts = method === now.method ? { "stroke-width": 3 } : { opacity: 0.5,
-      ...method === "one" && { "stroke-dasharray": "5 4" } };
-    plot.line(points, method === now.method ? COLORS.peer : "currentColor", facts);
+    if (method === now.method) plot.line(points, COLORS.peer, { "stroke-width": 3 });
+    else plot.line(points, "currentColor", { opacity: 0.5, ...method === "one" && { "stroke-dasharray": "5 4" } });
   }
   return make("div", {}, legend([[methods[now.method], COLORS.peer], ["others (dashed: one GPU alone)",
     "currentColor"]]), plot.node);

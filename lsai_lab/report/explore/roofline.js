@@ -24,6 +24,8 @@ export const draw = (el, data) => {
       const arithmetic = work / known[format] / 1e6, memory = moved / known.copy / 1e3;  // µs
       return { work, moved, intensity: work / moved, arithmetic, memory, least: Math.max(arithmetic, memory) };
     };
+    if (alone.whole) page.note("tokens", `whole sequences of ${count(alone.whole)}: each query reads all keys before it`);
+    if (alone.whole) page.set("tokens", now.tokens = Math.max(Math.log2(alone.whole), Math.round(now.tokens)));
     const tokens = Math.round(2 ** now.tokens), chosen = fused || alone, here = cost(chosen, tokens);
     const limit = here.arithmetic > here.memory ? "arithmetic" : "memory", plain = cost(alone, tokens);
     const apart = fused && cost({ flop: alone.flop, bytes: alone.apart }, tokens).moved;
@@ -49,7 +51,7 @@ export const draw = (el, data) => {
       const box = plot.node.getBoundingClientRect();
       const x = (clientX - box.left) * page.width / box.width;
       const far = (power) => Math.abs(x - plot.X(cost(chosen, 2 ** power).intensity));
-      const powers = Array.from({ length: 61 }, (_, at) => at / 4);
+      const powers = [now.tokens, ...Array.from({ length: 61 }, (_, at) => at / 4)];
       page.set("tokens", powers.reduce((a, b) => far(b) < far(a) ? b : a));
       page.again();
     };

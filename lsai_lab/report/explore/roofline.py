@@ -25,7 +25,8 @@ def operations(shape: ModelConfig) -> dict[str, dict[str, Any]]:
     `flop`, and `bytes` by format, are lines over the tokens: the value at none, and that of each
     token. `fused` are the same of one kernel that does what follows, too (`with`): what the first
     writes and the second reads then moves no more, if nothing else needs it. `apart`: the bytes of
-    both kernels.
+    both kernels. `whole`: the tokens of a sequence, where only whole ones count: in attention each
+    query meets the keys and values of all tokens before it.
     """
     d, f, size = shape.d_model, shape.d_ff, shape.head_dim
     kv = shape.n_kv_heads * size
@@ -44,8 +45,13 @@ def operations(shape: ModelConfig) -> dict[str, dict[str, Any]]:
         "RMSNorm": norm,
         "residual sum": residual | _fused(residual, "RMSNorm", norm, 2 * d),
         "eager attention": eager
-        | {"with": "all of attention", "fused": attention, "apart": eager["bytes"]},
-        "fused attention": attention,
+        | {
+            "with": "all of attention",
+            "fused": attention,
+            "apart": eager["bytes"],
+            "whole": LENGTH,
+        },
+        "fused attention": attention | {"whole": LENGTH},
         "AdamW, states in bf16": _operation((13 * weights, 0), {"bf16": (14 * weights, 0)}),
     }
 

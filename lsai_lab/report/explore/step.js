@@ -1,22 +1,20 @@
-import { COLORS, canvas, count, digits, explorable, legend, make, svg } from "./draw.js";
+import { COLORS, canvas, count, digits, explorable, legend, make, sum, svg } from "./draw.js";
 
 export const draw = (el, { steps, about }) => {
-  const classes = Object.keys(steps[0].classes);
-  let known = 1, round = 0, told = "";  // steps that have been looked at, from the first on; the last chosen
-  const reveal = make("button", { type: "button" }, "Show what was measured");
-  const slowest = steps[0].tokens_per_s;
-  const page = explorable(el, "Build the step.", `${about}. Tick a change, guess, then look.`, {
-    ...Object.fromEntries(steps.slice(1).map(({ name }, at) => [name, { label: name, value: !at }])),
+  const classes = Object.keys(steps[0].classes), names = steps.map(({ name }) => name), slowest = steps[0].tokens_per_s;
+  // `known`: steps that have been looked at, from the first on; `misses`: of the guesses, in percent
+  let known = 1, round = 0, told = "", misses = [];
+  const reveal = make("button", { type: "button" });
+  const page = explorable(el, "Build the step.", `${about}. Choose a change, guess, then look. Each keeps those before it.`, {
+    change: { label: "changes up to", choices: names, value: names[1] },
     guess: { label: "your guess (tokens/s)", range: [0.8, 2, 0.01], value: 1, show: (times) =>
       `${count(times * slowest)}, ${times.toFixed(2)}x eager` },
   }, (now, page) => {
-    // Each change keeps those before it: a tick sets them, and what loses its tick takes the later ones along.
-    const names = steps.map(({ name }) => name), top = Math.max(0, names.findLastIndex((name) => now[name]));
-    const last = top > round ? top : names.findLastIndex((_, at) => names.slice(1, at + 1).every((name) => now[name]));
-    const step = steps[last], hidden = last >= known;
-    if (last < top) told = `Each change keeps those before it, so the later ones go with ${names[last + 1]}. `;
-    for (const name of names.slice(1)) page.set(name, names.indexOf(name) <= last);
-    reveal.disabled = page.fields.guess.disabled = !hidden;
+    const last = names.indexOf(now.change), step = steps[last], hidden = last >= known, done = known === steps.length;
+    [...page.fields.change.options].forEach((option, at) => option.disabled = at > known);
+    reveal.textContent = done ? "Guess again from the start" : "Show what was measured";
+    reveal.disabled = !hidden && !done;
+    page.fields.guess.disabled = !hidden;
     const before = steps[Math.max(0, last - 1)];
     if (hidden && round !== last) page.set("guess", before.tokens_per_s / slowest);
     round = last;
@@ -47,10 +45,16 @@ export const draw = (el, { steps, about }) => {
         each.peak_gib, ...classes.map((name) => each.classes[name] ?? 0)]));
   });
   reveal.onclick = () => {
+    if (known === steps.length) {
+      [known, round, misses] = [1, 0, []];
+      page.set("change", names[1]);
+      return page.again();
+    }
     const off = page.fields.guess.value * slowest / steps[round].tokens_per_s - 1;
-    const wrong = `${digits(100 * Math.abs(off), 2)}% too ${off > 0 ? "high" : "low"}`;
-    told = Math.abs(off) < 0.02 ? "Right. " : `Your guess was ${wrong}. `;
-    known = Math.max(known, round + 1);
+    misses.push(100 * Math.abs(off));
+    told = `${Math.abs(off) < 0.02 ? "Right" : `Your guess was ${digits(misses.at(-1), 2)}% too ${off > 0 ? "high" : "low"}`}`
+      + `${misses.length > 1 ? `; in the mean you were ${digits(sum(misses) / misses.length, 2)}% off. ` : ". "}`;
+    known = round + 1;
     page.again();
   };
   page.form.append(reveal);
