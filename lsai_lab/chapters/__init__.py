@@ -49,6 +49,7 @@ Analysis, from frames to frames and numbers:
     levers, gain_range, compile_pays     what each change gains; from which step compiling pays
     TensorTraffic                        the large tensors that eager operators read and write
     class_times, waterfall               a step's time by class of kernel, down to the ideal step
+    fp8_gains                            the gain of fp8, wherever it was measured
     matmul_rates, same_kernels           the matmuls of a step: their speed; whether two runs share
     ideal_of                             the least time that a run's step could take
     block_times, kept_inputs             matmuls of one block: their time, the inputs kept
@@ -88,6 +89,7 @@ How much to believe:
 
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
     claims_with, all_claims              claims with a verdict, and all
+    first_run_after                      how long after its bound a claim's first run began
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
     published_speeds                     what others published for a model of 8 B
     peer_savings                         the leads beside what our kernels save
@@ -191,9 +193,11 @@ NAMES = {
         "method_times",
         "shared_times",
     ),
+    "lsai_lab.chapters.fp8": ("fp8_gains",),
     "lsai_lab.chapters.noise": (
         "all_claims",
         "claims_with",
+        "first_run_after",
         "one_setting",
         "speed_noise",
     ),

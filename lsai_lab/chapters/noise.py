@@ -1,6 +1,6 @@
 """How far equal work lies apart, and which claims did not hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,6 +10,25 @@ from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import VERDICTS
 from lsai_lab.claims.words import claims_table
 
+# The section that has the claims of a study, or of claims that begin so; "" of all others.
+_SECTIONS = {
+    "memory": "sec-attention",
+    "speed": "sec-speed",
+    "course": "sec-course",
+    "fp8": "sec-fp8",
+    "states": "sec-states",
+    "rounding": "sec-states",
+    "fsdp": "sec-sharding",
+    "ablation": "sec-sharding",
+    "largest": "sec-sharding",
+    "sharing": "sec-ways",
+    "context": "sec-context",
+    "longcontext": "sec-context",
+    "": "sec-prediction",
+    "peers": "sec-peers",
+}
+_KERNELS = {"fa4": "FlashAttention-4", "sdpa_cudnn": "cuDNN"}
+_CHOSEN = {"attention": ", kernels by `auto`", "fused_optimizer": ", kernels named"}
 _REPEATS = ["machine", "study", "part", "variant"]
 _ACROSS = ["variant", "env.gpu", "batch_size"]
 
@@ -54,8 +73,9 @@ def _apart(runs: pd.DataFrame, by: Sequence[str], over: str) -> tuple[float, flo
 
 def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
     """The 8 B model in bf16 on one H100, one sequence of 4,096 tokens, fused and compiled, rounded
-    to nearest, wherever this report has it: `study`, `part`, `variant`, the attention `kernel`, `n`
-    runs, and their median, `low` and `high` (tokens/s)."""
+    to nearest, wherever this report has it, the fastest first: `runs of` (a section, and what
+    differs from its other row), the kernel of `attention`, the `median`, `low` and
+    `high` of its speed (tokens/s), `n` runs and the first `run`."""
     same = (runs["outcome"] == "ok") & (runs["machine"] == "h100") & (runs["blocks"] == "fused")
     same &= (runs["model.preset"] == "course") & (runs["seq_len"] == 4096)
     same &= (
@@ -71,7 +91,13 @@ def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
     speed = groups["tokens_per_s"]
     found = pd.DataFrame({"n": groups.size(), "median": speed.median()})
     found["low"], found["high"], found["run"] = speed.min(), speed.max(), groups["run"].first()
-    return found.reset_index().sort_values("median", ascending=False, ignore_index=True)
+    found = found.reset_index().sort_values("median", ascending=False, ignore_index=True)
+    rounding = found["part"] == "rounding"
+    section = "@" + found["study"].mask(rounding, "states").map(_SECTIONS)
+    levers = found["part"] == "levers"
+    found["runs of"] = section + found["variant"].map(_CHOSEN).where(levers, "")
+    found["attention"] = found["attention_kernel"].map(_KERNELS)
+    return found[["runs of", "attention", "median", "low", "high", "n", "run"]]
 
 
 def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
@@ -90,12 +116,21 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     return rows.assign(missed=np.abs(worst / limits - 1))
 
 
+def first_run_after(judged: pd.DataFrame) -> pd.Series:
+    """How long after its bound was set the first run that decides a claim began; negative where it
+    began before, NaT where one is unknown."""
+    times = judged[["bound_set", "first_run"]].apply(pd.to_datetime, format="ISO8601", utc=True)
+    return times["first_run"] - times["bound_set"]
+
+
 def _days(judged: pd.DataFrame) -> pd.DataFrame:
     """The day on which each bound was set, `Nov 3`, and how long after it the first run began."""
-    columns = judged[["bound_set", "first_run"]]
-    times = columns.apply(pd.to_datetime, format="ISO8601", utc=True)
-    after = times["first_run"] - times["bound_set"]
-    day = times["bound_set"].dt.strftime("%b %d").str.replace(" 0", " ")
+    after = first_run_after(judged)
+    day = (
+        pd.to_datetime(judged["bound_set"], format="ISO8601", utc=True)
+        .dt.strftime("%b %d")
+        .str.replace(" 0", " ")
+    )
     return pd.DataFrame({"bound set": day.fillna("–"), "first run": after.map(_duration)})
 
 
@@ -109,9 +144,9 @@ def _duration(time: pd.Timedelta) -> str:
     return f"{'−' if time.total_seconds() < 0 else ''}{size / length:.0f} {unit}"
 
 
-def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
+def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     """Every claim of `lab.judged()` in words, by verdict (what held comes last) and then in the
-    order of `places` (claim or study -> section): `claim`, `verdict` (bold where not held),
+    order of the chapters: `claim`, `verdict` (bold where not held),
     `bound`, `measured`, `bound set`, `first run` (how long after that), `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
@@ -120,11 +155,9 @@ def all_claims(judged: pd.DataFrame, places: Mapping[str, str]) -> pd.DataFrame:
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
     studies = {name: str(declared[name].study) for name in found["name"]}
-    rows["section"] = [
-        places.get(name, places.get(study, places[""])) for name, study in studies.items()
-    ]
+    rows["section"] = [_SECTIONS.get(study, _SECTIONS[""]) for study in studies.values()]
     for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8")):
         begins = found["name"].str.startswith(beginning)
-        rows["section"] = rows["section"].mask(begins, places[study])
-    rows["order"] = rows["section"].map([*dict.fromkeys(places.values())].index)
+        rows["section"] = rows["section"].mask(begins, _SECTIONS[study])
+    rows["order"] = rows["section"].map([*dict.fromkeys(_SECTIONS.values())].index)
     return rows.sort_values(["kind", "order"], kind="stable", ignore_index=True)

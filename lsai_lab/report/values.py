@@ -47,19 +47,18 @@ def shown(value: Any, spec: Format | None = None) -> str:
 
 def aligned(cells: Sequence[str]) -> list[str] | None:
     """A column of values of one kind, each with its range or interval or alone, `0.79x (0.78 to
-    0.81)`, `−11 ± 51`, `−0.02`: one below the other on their decimal points, and without a break.
-    None for a column of anything else."""
+    0.81)`, `−11 ± 51`, `−0.02`: the values one below the other on their decimal points, and without
+    a break. None for a column of anything else."""
     parts = {text: _PARTS.split(text) for text in cells if text != MISSING}
     shapes = {(*split[::2],) for split in parts.values()}
     longest = max(shapes, key=len, default=())
     is_range = any(word in "".join(longest[1:]) for word in ("±", " to "))
     if not is_range or longest[0] or shapes - {longest, ("", "")}:
         return None
-    for place in range(1, 2 * len(longest) - 1, 2):
-        numbers = [split for split in parts.values() if len(split) > place]
-        before = [split[place].partition(".")[0] for split in numbers]
-        for split, whole in zip(numbers, before, strict=True):
-            split[place] = _FIGURE * (max(map(len, before)) - len(whole)) + split[place]
+    numbers = [split for split in parts.values() if len(split) > 1]
+    before = [split[1].partition(".")[0] for split in numbers]
+    for split, whole in zip(numbers, before, strict=True):
+        split[1] = _FIGURE * (max(map(len, before)) - len(whole)) + split[1]
     return ["".join(parts.get(text, [text])).replace(" ", "\u00a0") for text in cells]
 
 
