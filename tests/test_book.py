@@ -344,7 +344,7 @@ def test_the_pdf_holds_the_chapters_and_their_programs(book: Path) -> None:
     # the abstract
     assert date.today().isoformat() in pages[0]
     assert "need stochastic rounding." in " ".join(pages[0].split())
-    assert "are measured alone and together" in text
+    assert "are measured one after the other" in text
     assert text.count("Loss over steps") == 2  # in the list of figures, too
     assert "Answer." not in text and "Data (CSV)" not in text
     assert text.rindex("Answers") < text.index("Seven is"), "behind the chapters"
