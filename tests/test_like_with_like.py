@@ -228,3 +228,9 @@ def test_a_choice_is_among_figures_that_compare(empty: Path) -> None:
     assert "yes" not in repr(chosen)
     changed = rows.assign(tokens_per_s=rows["tokens_per_s"] / 1000)
     assert "(170,9" not in repr(changed) and "(170,9" in repr(rows)
+    off = rows.assign(
+        tokens_per_s_low=[rows["tokens_per_s"].iloc[0], *rows["tokens_per_s_low"][1:]]
+    )
+    off["tokens_per_s"] -= [1e-9, *[0.0] * (len(rows) - 1)]  # as the mean of equal repeats may be
+    assert off["tokens_per_s"].iloc[0] < off["tokens_per_s_low"].iloc[0]
+    assert "(447,806" in repr(off)

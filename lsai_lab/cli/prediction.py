@@ -93,7 +93,7 @@ def predict(
     set_: opt.SetOption = None,
     script: Annotated[
         Path | None,
-        typer.Option(help="A training script of any kind, run on a simulated GPU; see -- ARGS."),
+        typer.Option(help="Any training script, on a simulated GPU, to its third step; -- ARGS."),
     ] = None,
     largest_batch: LargestOption = False,
     arguments: Annotated[

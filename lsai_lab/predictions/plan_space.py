@@ -56,7 +56,7 @@ CHECKPOINTS: tuple[Settings, ...] = tuple(
 )
 _AWAY = {"grad_checkpoint": "full", "saved_inputs": "host", "inputs_on_gpu": 0}
 _CHUNK = 8192  # tokens that an MLP takes at a time
-LEAST_CHUNK = 1024  # tokens that the loss takes at a time: fewer do not fill a GPU
+_LEAST_CHUNK = 1024  # tokens that the loss takes at a time: fewer do not fill a GPU
 # Asked only where nothing of the above fits: what the times of these leave out (copies that do not
 # hide, updates on the host) can be most of a step.
 _OFFLOADED = {"parallel": {"cpu_offload": True}}
@@ -152,7 +152,7 @@ def loss_chunk(asked: TrainConfig, usable_gib: float) -> int | None:
     if asked.parallel.tp > 1:
         return None
     a_word_bytes = 2 * asked.model.vocab_size  # of one token's logits
-    tokens = max(LEAST_CHUNK, 3 * asked.model.d_model, usable_gib * 2**30 / 16 / a_word_bytes)
+    tokens = max(_LEAST_CHUNK, 3 * asked.model.d_model, usable_gib * 2**30 / 16 / a_word_bytes)
     chunk = int(tokens) // 256 * 256
     return chunk if chunk * a_word_bytes < CHUNK_BYTES else None
 
