@@ -168,6 +168,8 @@ class SimulatedGpu(Shown):
         """Of `torch.cuda.max_memory_allocated`; without side streams the active peak, too."""
         return self._done().peak_allocated / GIB
 
+    peak_active_gib = peak_allocated_gib
+
     @property
     def peak_reserved_gib(self) -> float:
         """Of `torch.cuda.max_memory_reserved`, on a GPU with memory to spare."""
