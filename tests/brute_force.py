@@ -25,6 +25,7 @@ import contextlib
 import fcntl
 import gc
 import json
+import math
 import os
 import random
 import statistics
@@ -262,7 +263,7 @@ def table(out: Path) -> dict[str, Any]:
             seconds[row["name"]][int(at)].append(step_s)
     for name, rounds in seconds.items():
         times = {at: statistics.median(each) for at, each in rounds.items()}
-        plan = times[-1]
+        plan = times.get(-1, math.inf)  # what does not run is no plan
         settings[name] = plan / min(s for at, s in times.items() if at < SETTINGS)
         rivals = [s for at, s in times.items() if at >= SETTINGS]
         if rivals:
