@@ -27,13 +27,11 @@ import contextlib
 import fcntl
 import gc
 import json
-import math
 import os
 import random
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -49,6 +47,7 @@ from plan_tasks import GIB
 from lsai_core.base.files import read_jsonl
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import find_gpu
+from lsai_lab.chapters.predictions import plans_beside
 from lsai_lab.predictions.asked import Source
 from lsai_lab.predictions.plan_predicted import Room
 from lsai_lab.predictions.plan_space import (
@@ -261,28 +260,17 @@ def measure(plans: Path, out: Path, seconds: float, gpus: int, workers: int) -> 
 def table(out: Path) -> dict[str, Any]:
     """Of every task that ran again: the plan's step over that of the fastest setting, itself
     counted, and that of the fastest share of activations over the plan's."""
-    settings, shares, unserved = dict[str, float](), dict[str, float](), list[str]()
-    seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read_jsonl(out):
-        for at, step_s in row.get("again", {}).items():
-            seconds[row["name"]][int(at)].append(step_s)
-    for name, rounds in seconds.items():
-        times = {at: min(each) for at, each in rounds.items()}
-        plan = times.get(-1, math.inf)  # what does not run is no plan
-        settings[name] = plan / min(s for at, s in times.items() if at < SETTINGS)
-        rivals = [s for at, s in times.items() if at >= SETTINGS]
-        if rivals:
-            shares[name] = min(rivals) / plan
-        else:
-            unserved.append(name)
+    ran = plans_beside(out).query("plan < inf or setting < inf")
+    settings = ran["plan"] / ran["setting"]
+    shares = (ran["share"] / ran["plan"]).dropna()
     return {
         "tasks": len(settings),
-        "within 3 %": sum(ratio <= 1.03 for ratio in settings.values()),
-        "worst": max(settings.values(), default=None),
-        "over the fastest setting": settings,
-        "faster than every share": sum(ratio > 1 for ratio in shares.values()),
-        "shares over the plan": shares,
-        "no share fits": unserved,
+        "within 3 %": int((settings <= 1.03).sum()),
+        "worst": settings.max(),
+        "over the fastest setting": settings.to_dict(),
+        "faster than every share": int((shares > 1).sum()),
+        "shares over the plan": shares.to_dict(),
+        "no share fits": [*ran.index.difference(shares.index)],
     }
 
 

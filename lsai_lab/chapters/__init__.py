@@ -69,6 +69,7 @@ Predictions:
     prediction_errors, error_summary     errors by what was predicted and what tested it
     program_errors, published_errors     of other people's programs; of published figures
     compiled_program_errors              of other people's programs with whole models compiled
+    plans_beside                         a plan beside the fastest of other settings
     plans_tried                          plans that ran with their budget as the limit
     verdicts, host_difference            whether a run fits; what two GPUs differ by
     what_fits, PARTS                     a model's techniques; the parts of its peak
@@ -211,6 +212,7 @@ NAMES = {
         "PARTS",
         "error_summary",
         "host_difference",
+        "plans_beside",
         "plans_tried",
         "prediction_errors",
         "published_errors",

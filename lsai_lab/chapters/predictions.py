@@ -1,6 +1,8 @@
 """How good predictions are: their errors by what was predicted and what tested it."""
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pandas as pd
 
@@ -66,6 +68,30 @@ def plans_tried() -> pd.DataFrame:
         for row in read_jsonl(folder / f"{name}.jsonl")
     ]
     return pd.DataFrame(rows)
+
+
+def plans_beside(file: Path | None = None) -> pd.DataFrame:
+    """Of each task of `tests/brute_force.py` the shortest step of all rounds (s): of the `plan`, of
+    the fastest `setting`, the plan counted, and of PyTorch's fastest `share` of the activations.
+    `apart`: the longest step over the shortest of one and the same setting, at worst. A task that
+    did not run again has no times. `file`: what the program wrote (default: the committed one)."""
+    file = file or reading_root() / "reports" / "predictions" / "plans.brute.jsonl"
+    rows = read_jsonl(file)
+    shared = {(row["name"], row["setting"]) for row in rows if row.get("share") is not None}
+    found = dict[str, dict[str, float]]()
+    for name in dict.fromkeys(row["name"] for row in rows):
+        rounds = [row["again"] for row in rows if row["name"] == name and "again" in row]
+        steps = pd.DataFrame(rounds).rename(columns=int)
+        best = steps.min()
+        is_share = [(name, setting) in shared for setting in best.index]
+        plan = best.get(-1, math.inf)  # what does not run is no plan
+        found[name] = {
+            "plan": plan,
+            "setting": min([plan, *best[~pd.Series(is_share, best.index, dtype=bool)]]),
+            "share": best[is_share].min(),
+            "apart": (steps.max() / best).max(),
+        }
+    return pd.DataFrame(found).T
 
 
 def error_summary(errors: pd.DataFrame) -> pd.DataFrame:
