@@ -49,7 +49,7 @@ Analysis, from frames to frames and numbers:
     levers, gain_range, compile_pays     what each change gains; from which step compiling pays
     TensorTraffic                        the large tensors that eager operators read and write
     class_times, waterfall               a step's time by class of kernel, down to the ideal step
-    fp8_gains                            the gain of fp8, wherever it was measured
+    fp8_gains, fp8_by_seed               the gain of fp8, and the change of loss, wherever measured
     matmul_rates, same_kernels           the matmuls of a step: their speed; whether two runs share
     ideal_of                             the least time that a run's step could take
     block_times, kept_inputs             matmuls of one block: their time, the inputs kept
@@ -194,7 +194,7 @@ NAMES = {
         "method_times",
         "shared_times",
     ),
-    "lsai_lab.chapters.fp8": ("fp8_gains",),
+    "lsai_lab.chapters.fp8": ("fp8_by_seed", "fp8_gains"),
     "lsai_lab.chapters.noise": (
         "all_claims",
         "claims_with",
