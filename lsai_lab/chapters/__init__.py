@@ -33,6 +33,7 @@ Analysis, from frames to frames and numbers:
     loss_changes, training_loss, loss_by_pass      training loss beside validation loss
     rounding_costs, cost_by_steps        what rounding weights costs, and when
     lost_updates                         which share of the updates it loses
+    cost_by_pass, what_was_read          its cost in each pass over a text; how much was read
     SESSION_SPREAD                       closer speeds of one session are called equal
     session_differences                  how far equal work lies apart between sessions
     RATES, machine_rates, tokens_to_fill the measured roof of each GPU
@@ -219,10 +220,17 @@ NAMES = {
         "verdicts",
         "what_fits",
     ),
-    "lsai_lab.chapters.rounding": ("cost_by_steps", "lost_updates", "rounding_costs"),
+    "lsai_lab.chapters.rounding": (
+        "cost_by_pass",
+        "cost_by_steps",
+        "lost_updates",
+        "rounding_costs",
+        "what_was_read",
+    ),
     "lsai_lab.chapters.sharding": (
         "largest_models",
         "changes_by_pair",
+        "changes_in_words",
         "loss_distance",
         "scaling_grid",
         "sharded_peers",

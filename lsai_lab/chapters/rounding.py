@@ -1,9 +1,17 @@
 """What rounding weights costs on fresh text, when, and which share of the updates it loses."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from lsai_lab.analysis.intervals import half_width
-from lsai_lab.analysis.losses import loss_changes, require_one_run_a_seed
+from lsai_lab.analysis.losses import (
+    loss_by_pass,
+    loss_changes,
+    require_one_run_a_seed,
+    text_read,
+    training_loss,
+)
 from lsai_lab.report.load import steps
 
 LOST = "lost_"  # of a step's row: `lost_<class of tensors>`
@@ -59,3 +67,47 @@ def cost_by_steps(runs: pd.DataFrame, base: str = "fp32", steps_each: int = 185)
     apart = wide.drop(columns=base).sub(wide[base], axis=0).melt(ignore_index=False).reset_index()
     groups = apart.dropna(subset="value").groupby(["variant", "loss", "tokens"], sort=False)
     return groups["value"].agg(mean="mean", half=half_width, n="count").reset_index()
+
+
+Studies = Mapping[str, tuple[pd.DataFrame, str]]  # in words: the runs, their variant in fp32
+WAYS = {"bf16": "to nearest", "bf16_1": "to nearest"}
+WAYS |= {"bf16_rounded": "stochastic", "bf16sr_1": "stochastic"}
+
+
+def cost_by_pass(studies: Studies) -> pd.DataFrame:
+    """What each way to round bf16 states costs in each pass over the text: `study`, `way`, `pass`
+    (from 1), `change` of the training loss over fp32 states of the same seed (nats, the mean of the
+    seeds), `half` of its 95 % interval, and `runs`, study and way in words."""
+    found = []
+    for study, (runs, base) in studies.items():
+        by_pass = loss_by_pass(runs)
+        wide = by_pass.pivot_table(index=["pass", "repeat"], columns="variant", values="loss")
+        for variant, way in WAYS.items():
+            if variant in wide:
+                apart = (wide[variant] - wide[base]).groupby("pass")
+                frame = pd.DataFrame({"change": apart.mean(), "half": apart.apply(half_width)})
+                named = frame.reset_index().assign(study=study, way=way)
+                found.append(named.assign(runs=f"{study}, {way}"))
+    return pd.concat(found)
+
+
+def what_was_read(studies: Studies) -> pd.DataFrame:
+    """Of each study the runs with fp32 states: `seeds`, `tokens` and `distinct` ones (millions),
+    `passes`, the means of the `validation` and of the `training` loss, and the first `run`."""
+    rows = []
+    for study, (runs, base) in studies.items():
+        plain = runs[runs["variant"] == base]
+        read = text_read(plain).iloc[0]
+        rows.append(
+            {
+                "runs": study,
+                "seeds": len(plain),
+                "tokens": read["tokens"] / 1e6,
+                "distinct": read["distinct_tokens"] / 1e6,
+                "passes": read["passes"],
+                "validation": plain["validation_loss"].mean(),
+                "training": training_loss(plain).mean(),
+                "run": plain["run"].iloc[0],
+            }
+        )
+    return pd.DataFrame(rows)

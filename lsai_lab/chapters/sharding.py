@@ -64,6 +64,15 @@ def changes_by_pair(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> pd.
     return pd.DataFrame(rows)
 
 
+def changes_in_words(changes: pd.DataFrame, metric: str) -> pd.Series:
+    """Of rows of `changes_by_pair` the change of `metric` in thousandths of a nat, `−3 ± 20`, with
+    half its interval where there is one."""
+    means = 1e3 * changes[metric]
+    text = means.map(lambda mean: f"{mean:.0f}" if abs(mean) >= 1 else f"{mean:.1g}")
+    halves = (1e3 * changes[f"{metric}_half"]).map(" ± {:.0f}".format, na_action="ignore")
+    return text.str.replace("-", "−") + halves.fillna("")
+
+
 def largest_models(searches: pd.DataFrame) -> pd.DataFrame:
     """Of each setting (`label`) and number of GPUs the search that found the largest model.
 
