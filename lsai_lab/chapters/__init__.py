@@ -68,6 +68,7 @@ Predictions:
     estimator_errors                     errors of this package and of others' formulas
     rival_table, SAMPLES                 others' programs beside this package, by what was asked
     prediction_errors, error_summary     errors by what was predicted and what tested it
+    sorted_errors                        which share of them is no larger than each
     program_errors, published_errors     of other people's programs; of published figures
     compiled_program_errors              of other people's programs with whole models compiled
     plans_beside                         a plan beside the fastest of other settings
@@ -217,6 +218,7 @@ NAMES = {
         "plans_tried",
         "prediction_errors",
         "published_errors",
+        "sorted_errors",
         "verdicts",
         "what_fits",
     ),

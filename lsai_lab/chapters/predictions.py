@@ -94,6 +94,17 @@ def plans_beside(file: Path | None = None) -> pd.DataFrame:
     return pd.DataFrame(found).T
 
 
+def sorted_errors(errors: Mapping[str, pd.Series]) -> pd.DataFrame:
+    """The share of the predictions of each name (`what`) with no larger error than `error`, both in
+    percent, by the size of the error."""
+    found = []
+    for name, error in errors.items():
+        size = 100 * error.abs().clip(lower=1e-4).sort_values()
+        share = 100 * pd.Series(range(1, len(size) + 1)) / len(size)
+        found.append(pd.DataFrame({"what": name, "error": size.array, "share": share.array}))
+    return pd.concat(found, ignore_index=True)
+
+
 def error_summary(errors: pd.DataFrame) -> pd.DataFrame:
     """One row per `what` and `tested_on` of `prediction_errors`: `n`, the median size of the error,
     that of nine in ten, how many are off by more than a tenth, and the ends."""
