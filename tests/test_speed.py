@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import CHECKOUT, tiny, write_run
 
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import ModelConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.trace import result_name
 from lsai_core.training.loop import train

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
 
 CONFIG = "config.json"

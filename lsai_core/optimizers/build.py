@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lsai_core import kernels
 from lsai_core.base.errors import UserError
 from lsai_core.base.plugins import declared
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.train import OptimConfig
 from lsai_core.model.transformer import count_parameters, shaped
 from lsai_core.optimizers.base import (

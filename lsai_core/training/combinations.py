@@ -15,15 +15,10 @@ from pydantic import BaseModel
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, file_adds, names, own
+from lsai_core.config.model import MOST_TOKENS
 from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import (
-    LOSSES,
-    MOST_TOKENS,
-    TENSOR_CLASSES,
-    OptimConfig,
-    TrainConfig,
-)
+from lsai_core.config.train import LOSSES, TENSOR_CLASSES, OptimConfig, TrainConfig
 
 T = TypeVar("T", bound=BaseModel)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import ModelConfig
 from lsai_core.fp8.shapes import parameters_in
 from lsai_core.profiling.flops import MATMUL_DTYPE, flops_per_token, theoretical_peak
 from lsai_lab.runs.records import read_run

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from lsai_core.base.files import deep_merge, flatten, nested
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict, deep_merge, flatten, nested, validated
 from lsai_lab.project.files import listed, parse_value
 from lsai_lab.runs.schema import Text
 from lsai_lab.runs.study import Study, matching
