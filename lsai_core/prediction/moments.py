@@ -4,23 +4,8 @@
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from lsai_core.profiling.memory import Phase
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Bytes that are allocated after one operator, by cause."""
-
-    phase: Phase
-    operator: str
-    bytes_of: Mapping[str, int]
-
-    @property
-    def allocated_gib(self) -> float:
-        """All of them, in GiB."""
-        return sum(self.bytes_of.values()) / 2**30
+from lsai_core.profiling.memory import Moment, cause_of_results
 
 
 class Moments(list[Moment]):
@@ -31,11 +16,10 @@ class Moments(list[Moment]):
 
 
 @functools.cache
-def cause_of(purpose: str) -> str:
-    """Results of operators wait for the backward pass (`activations`), or are in use there
-    (`backward`); all else is its own cause."""
+def _cause_of(purpose: str) -> str:
+    """Of an operator's results as their phase says; all else is its own cause."""
     phase, of_operator, _ = purpose.partition(": ")
-    return {"forward": "activations"}.get(phase, phase) if of_operator else purpose
+    return cause_of_results(phase) if of_operator else purpose
 
 
 def by_cause(bytes_of: Mapping[str, int]) -> Counter[str]:
@@ -43,5 +27,5 @@ def by_cause(bytes_of: Mapping[str, int]) -> Counter[str]:
     found: Counter[str] = Counter()
     for purpose, size in bytes_of.items():
         if size:
-            found[cause_of(purpose)] += size
+            found[_cause_of(purpose)] += size
     return found

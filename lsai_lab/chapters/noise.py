@@ -119,19 +119,11 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
 def first_run_after(judged: pd.DataFrame) -> pd.Series:
     """How long after its bound was set the first run that decides a claim began; negative where it
     began before, NaT where one is unknown."""
-    times = judged[["bound_set", "first_run"]].apply(pd.to_datetime, format="ISO8601", utc=True)
-    return times["first_run"] - times["bound_set"]
+    return _time(judged["first_run"]) - _time(judged["bound_set"])
 
 
-def _days(judged: pd.DataFrame) -> pd.DataFrame:
-    """The day on which each bound was set, `Nov 3`, and how long after it the first run began."""
-    after = first_run_after(judged)
-    day = (
-        pd.to_datetime(judged["bound_set"], format="ISO8601", utc=True)
-        .dt.strftime("%b %d")
-        .str.replace(" 0", " ")
-    )
-    return pd.DataFrame({"bound set": day.fillna("–"), "first run": after.map(_duration)})
+def _time(texts: pd.Series) -> pd.Series:
+    return pd.to_datetime(texts, format="ISO8601", utc=True)
 
 
 def _duration(time: pd.Timedelta) -> str:
@@ -150,7 +142,10 @@ def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     `bound`, `measured`, `bound set`, `first run` (how long after that), `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
-    rows = claims_table(found, declared).join(_days(found))
+    rows = claims_table(found, declared)
+    day = _time(found["bound_set"]).dt.strftime("%b %d").str.replace(" 0", " ")
+    rows["bound set"] = day.fillna("–")
+    rows["first run"] = first_run_after(found).map(_duration)
     rows["kind"] = rows["verdict"].map([*VERDICTS[1:], VERDICTS[0]].index)
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
