@@ -5,8 +5,6 @@ temporary name, flushed to disk and renamed. A crash, a kill or a full disk leav
 file or the new one, never half of one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

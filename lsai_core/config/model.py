@@ -7,8 +7,6 @@ width, depth and heads together (d = 256 s, layers = 8 s, heads = 8 s), strategy
 the shape of s = 1 and grows the layers alone (8 s).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator

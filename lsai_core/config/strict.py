@@ -1,8 +1,6 @@
 """The base of every config, and its errors in words: which file, which key, what is wrong, what may
 have been meant; settings as nested mappings and by keys with dots."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError

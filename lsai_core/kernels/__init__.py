@@ -11,8 +11,6 @@ shapes of its results. Callers ask `serves(tensor)`, which is also true of fake 
 for a GPU's (`FakeGpu`).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable

@@ -25,8 +25,6 @@ The chunked passes are custom operators: torch.compile would unroll the loop, an
 forward pass had.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@ writing both follow that one table.
 the new one last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ what changes neither memory nor time (another scaling of the rotary embeddings) 
 refuse what is another model, and say in which respect. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

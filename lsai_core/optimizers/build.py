@@ -1,8 +1,6 @@
 """The optimizer of a run, gradient clipping, and the states in numbers. Which optimizers there are:
 `kinds/`, a file each."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -1,8 +1,6 @@
 """What a run's config does to a model once it has its shape: fp8 layers, fused blocks, offload,
 compilation; in this order."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ needs their rows of all three parts, and keeps them one behind the other. So the
 processes' parts in their order, has its rows in another order than the matrix of one process.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

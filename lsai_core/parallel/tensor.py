@@ -15,8 +15,6 @@ words, for some tokens at a time; maximum, sum and the target's logit travel, th
 Norm weights are whole everywhere, and their gradients, of parts of the sequence, are summed.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

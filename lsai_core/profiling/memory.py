@@ -13,8 +13,6 @@ stream) and *reserved* (taken from the driver). Every phase resets their peaks, 
 is the largest. On a CPU they are live tensor bytes (`live_tensors`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

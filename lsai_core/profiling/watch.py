@@ -15,8 +15,6 @@ ones are timed. What runs within `loss.backward()` is the backward pass, what ru
 `optimizer.step()` the optimizer, and everything else the forward pass.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

@@ -6,8 +6,6 @@ everywhere, not only where it would run. Whoever plans, begins or predicts a run
 that need torch are imported where a setting asks for them: planning a usual run takes no seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 

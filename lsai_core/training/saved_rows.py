@@ -6,8 +6,6 @@ processes asks for each of its rows where it lies: the weights and all that the 
 them.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

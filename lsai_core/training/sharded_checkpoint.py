@@ -12,8 +12,6 @@ DCP's metadata and small values are pickles, which run what they name. So nothin
 checksums in `complete.json` hold, and no pickle that names anything but what DCP itself writes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle
