@@ -1,6 +1,7 @@
 """`lsai techniques`, `longest`: what makes a run fit a GPU, and the longest sequence that fits."""
 
 import json
+from functools import partial
 
 from tqdm import tqdm
 
@@ -97,9 +98,7 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool, installed: str |
     from lsai_lab.predictions.will_fit import expected_kernel, timed
     from lsai_lab.predictions.will_fit import longest as find_longest
 
-    def kernel_of(asked: TrainConfig) -> str | None:
-        return expected_kernel(asked, gpu, installed)
-
+    kernel_of = partial(expected_kernel, gpu=gpu, packages=installed)
     run, found, limited = find_longest(config, gpu, kernel_of)
     kernel, gpus, peak, host = kernel_of(run), run.parallel.world_size, found.peak, found.host
     time = timed(run, gpu, kernel)

@@ -5,6 +5,7 @@ What imports torch is imported where it is needed: an answer from the disk cache
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,6 @@ import typer
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import Gpu, find_gpu
 from lsai_core.profiling.passport import Passport
@@ -158,9 +158,7 @@ def _with_largest_batch(asked: Asked, gpu: Gpu, installed: str | None) -> Asked:
     """The run with the largest batch that is predicted to fit `gpu`."""
     from lsai_lab.predictions.will_fit import expected_kernel, largest_batch
 
-    def kernel_of(config: TrainConfig) -> str | None:
-        return expected_kernel(config, gpu, installed)
-
+    kernel_of = partial(expected_kernel, gpu=gpu, packages=installed)
     with sizes_that_exist(asked.config):
         config = largest_batch(asked.config, gpu, kernel_of)
     found = f"the largest batch that fits {gpu.name} is {config.batch_size:,} sequences a GPU"

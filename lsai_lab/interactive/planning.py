@@ -57,9 +57,6 @@ class _About(Strict):
     note: Text | None = None
 
 
-ABOUT = tuple(_About.model_fields)
-
-
 def checked_about(given: Mapping[str, Any]) -> dict[str, Any]:
     """`name`, `tags` and `note`, as far as they are given, as `run.json` keeps them; a single tag
     becomes a list. UserError for anything but texts, and for a name that could be the address of

@@ -22,13 +22,10 @@ MARKED = 40  # points of a line: with fewer, each has a marker
 WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
 
 
-def panels(
-    columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 0.0, **options: Any
-) -> Any:
-    """A figure with `columns` x `rows` axes. `height`: of a row; `width`: in inches, by default
-    that of the text for several columns, else what a phone shows whole; `options` of
-    `plt.subplots`."""
-    width = width or (WIDE if columns > 1 else ALONE)
+def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
+    """A figure with `columns` x `rows` axes, as wide as the text for several columns, else as what
+    a phone shows whole. `height`: of a row, in inches; `options` of `plt.subplots`."""
+    width = WIDE if columns > 1 else ALONE
     fig, axes = plt.subplots(rows, columns, figsize=(width, height * rows), **options)
     return shown_once(fig), axes
 
