@@ -15,8 +15,6 @@ dimension and padded to equal slices. Where tensor parallelism shares the matric
 is counted an equal part of every unit, and where a pipeline shares the blocks, of their number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
