@@ -17,7 +17,6 @@ from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import Gpu, find_gpu
 from lsai_core.profiling.passport import Passport
 from lsai_core.training.own_techniques import own_techniques
-from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.hf_model import predict_hf_model
 from lsai_lab.cli.script import largest_batch_of, predict_script
@@ -77,16 +76,16 @@ _LESS = ("rates", "share")  # what goes first where the screen is too narrow
 
 
 def predict(
-    study: ask.StudyOption = None,
-    variant: ask.VariantOption = None,
-    model: ask.ModelOption = None,
-    hf: ask.HfOption = None,
+    study: opt.StudyOption = None,
+    variant: opt.VariantOption = None,
+    model: opt.ModelOption = None,
+    hf: opt.HfOption = None,
     toml: FileOption = None,
     trainer: TrainerOption = None,
-    gpu: ask.GpuOption = None,
-    passport: ask.PassportOption = None,
-    installed: ask.InstalledOption = None,
-    gpus: ask.GpusOption = None,
+    gpu: opt.GpuOption = None,
+    passport: opt.PassportOption = None,
+    installed: opt.InstalledOption = None,
+    gpus: opt.GpusOption = None,
     batch_size: opt.BatchOption = None,
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
