@@ -15,7 +15,7 @@ import pytest
 from conftest import CHECKOUT
 from ways_memory_job import BASE, WAYS, run_of
 
-from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction.interleaved import Action, played

@@ -7,8 +7,6 @@ command line prints that line and exits with 2; a notebook shows the line below 
 else is a bug or a failed run and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import linecache

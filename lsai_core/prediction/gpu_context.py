@@ -41,14 +41,14 @@ from lsai_core.prediction.allocator import (
     Verdict,
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
-from lsai_core.prediction.moments import Moment, by_cause
 from lsai_core.prediction.presented import OnGpu, capability_of, presented, require_inside
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
 from lsai_core.prediction.simulated_compile import compiling
-from lsai_core.prediction.step_tracker import StepTracker
+from lsai_core.prediction.step_tracker import StepTracker, by_cause
 from lsai_core.prediction.tracker import ALLOCATION
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
+from lsai_core.profiling.memory import Moment
 
 GIB = 2**30
 _OPERATORS = 10  # that are shown one by one

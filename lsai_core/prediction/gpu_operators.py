@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from lsai_core.kernels import fake_operator
 from lsai_core.prediction.fake_kernels import rms_norm
 from lsai_core.prediction.gpu_recurrent import GRU, PLAIN, lstm, of_gates
 
@@ -207,18 +208,11 @@ def _attention(
     return fused_attention(q, k, v, attn_mask, kernel)[0][..., :width]
 
 
-@torch.library.custom_op("lsai::fused_attention", mutates_args=())
+@fake_operator("lsai::fused_attention")
 def fused_attention(
     q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, bias: Tensor | None, kernel: str
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, S, D) and log-sum-exp (B, H, S) of a fused kernel; for fake tensors only."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@fused_attention.register_fake
-def _(
-    q_BHSD: Tensor, _k: Tensor, v_BKTD: Tensor, bias: Tensor | None, kernel: str
-) -> tuple[Tensor, Tensor]:
+    """Output (B, H, S, D) and log-sum-exp (B, H, S) of a fused kernel."""
     batch, heads, length = q_BHSD.shape[:3]
     width = v_BKTD.shape[-1]
     out_BHSD = torch.empty_like(q_BHSD)
@@ -229,18 +223,11 @@ def _(
     return out_BHSD, q_BHSD.new_empty((batch, heads, rows), dtype=torch.float32)
 
 
-@torch.library.custom_op("lsai::fused_attention_backward", mutates_args=())
+@fake_operator("lsai::fused_attention_backward")
 def fused_attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the bias (empty if it learns nothing); for fake tensors only."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@fused_attention_backward.register_fake
-def _(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and the bias (empty if it learns nothing)."""
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if bias is None:
         return *gradients, q.new_empty(0)

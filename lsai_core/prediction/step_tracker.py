@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,11 +23,33 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
-from lsai_core.prediction.moments import Moment, Moments, by_cause
 from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
-from lsai_core.profiling.memory import Phase, running_phase
+from lsai_core.profiling.memory import Moment, Phase, cause_of_results, running_phase
 
 Place = Literal["GPU", "host"]
+
+
+class Moments(list[Moment]):
+    """A list that shows itself in a line."""
+
+    def __repr__(self) -> str:
+        return f"{len(self):,} moments, [0] the first: phase, operator, bytes_of, allocated_gib"
+
+
+@functools.cache
+def _cause_of(purpose: str) -> str:
+    """Of an operator's results as their phase says; all else is its own cause."""
+    phase, of_operator, _ = purpose.partition(": ")
+    return cause_of_results(phase) if of_operator else purpose
+
+
+def by_cause(bytes_of: Mapping[str, int]) -> Counter[str]:
+    """Bytes by purpose, summed up by cause."""
+    found: Counter[str] = Counter()
+    for purpose, size in bytes_of.items():
+        if size:
+            found[_cause_of(purpose)] += size
+    return found
 
 
 class StepTracker(PurposeTracker):
