@@ -184,8 +184,80 @@ def test_an_embeddings_gradient_is_summed_in_fp32() -> None:
 
 
 def breaks(x: Tensor) -> Tensor:
+    y = (x.sin() * 2).exp()
     print("here")
-    return x + 1
+    return (y.tanh() + x).cos()
+
+
+def test_a_broken_graph_is_followed() -> None:
+    """Each part keeps what it needs, as one of its own."""
+    with simulated_gpu("h100"):
+        x = torch.randn(2**20, device="cuda", requires_grad=True)
+        broken = kept(torch.compile(breaks), x)
+        first = kept(torch.compile(lambda x: (x.sin() * 2).exp()), x)
+        result = torch.compile(breaks)(x)
+        result.sum().backward()
+        assert x.grad is not None
+    assert first == x.nbytes and broken == 2 * x.nbytes  # the result of either
+
+
+def test_operators_between_two_graphs_count() -> None:
+    def between(x: Tensor) -> Tensor:
+        y = torch.sort(x * 2).values  # of no graph: Dynamo is told to leave it alone
+        return y
+
+    def step(x: Tensor) -> Tensor:
+        y = x.sin() + 1
+        return torch.compiler.disable(between)(y).exp() + y
+
+    with simulated_gpu("h100"):
+        x = torch.randn(2**20, device="cuda", requires_grad=True)
+        torch.cuda.reset_peak_memory_stats()
+        result = torch.compile(step)(x)
+        result.sum().backward()
+        peak = torch.cuda.max_memory_allocated()
+    assert peak >= 6 * x.nbytes  # x, y, its double, the sorted one, their places (8 bytes each)
+
+
+def test_layers_of_torch_that_dynamo_leaves_alone_run_as_before() -> None:
+    def peak(compiled: bool) -> float:
+        with simulated_gpu("h100") as gpu:
+            layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+            model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
+            if compiled:
+                model.compile()
+            x = torch.randn(8, 256, 256, device="cuda")
+            for _ in range(2):
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = model(x).square().mean()
+                loss.backward()
+        return gpu.peak_allocated_gib
+
+    assert peak(compiled=True) == pytest.approx(peak(compiled=False), rel=1e-6)
+
+
+def test_attention_without_a_mask_that_is_not_causal_is_plain_operations() -> None:
+    """So an H200 ran BERT and ViT; the same attention was one kernel without torch.compile."""
+
+    def attend(causal: bool) -> Callable[[Tensor], Tensor]:
+        return lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=causal)
+
+    with simulated_gpu("h100"):
+        options = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+        x = torch.randn(2, 4, 512, 64, **options)
+        scores = 4 * 2 * 4 * 512**2
+        eager, full = kept(attend(False), x), kept(torch.compile(attend(False)), x)
+        causal = kept(torch.compile(attend(True)), x)
+    assert eager == causal < scores < full
+
+
+@torch.compiler.disable
+def made(x: Tensor) -> Tensor:
+    return torch.zeros(2**20, device=x.device)
+
+
+def makes(x: Tensor) -> Tensor:
+    return x.sum() + made(x)
 
 
 def of_two_shapes(x: Tensor) -> Tensor:
@@ -202,7 +274,7 @@ def split_by_buckets(_: Tensor) -> None:
     ("call", "said"),
     [
         (compiled_before, "compiled before it began"),
-        (lambda x: torch.compile(breaks)(x), "no single graph"),
+        (lambda x: torch.compile(makes)(x), "is made between two graphs"),
         (of_two_shapes, "shapes that vary"),
         (lambda x: torch.compile(breaks, mode="reduce-overhead"), "mode=reduce-overhead"),
         (lambda x: torch.compile(breaks, dynamic=True), "dynamic=True"),
