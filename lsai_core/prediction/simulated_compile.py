@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -188,8 +189,7 @@ def _refuse_unseen(values: Iterable[Any]) -> None:
     """UserError for a tensor with values: one that was made from none between two graphs, where
     nothing sees it, or before the simulation."""
     for value in values:
-        unseen = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
-        if unseen and value.device.type == "cpu" and value.nbytes > UNSEEN:
+        if type(value) is Tensor and value.device.type == "cpu" and value.nbytes > UNSEEN:
             raise UserError(
                 f"simulated_gpu cannot follow torch.compile here: nothing sees a tensor of "
                 f"{value.nbytes} bytes that is made between two graphs; make it before the call"
@@ -239,12 +239,34 @@ def _compile(
                 f"simulated_gpu cannot follow torch.compile({name}={str(value)[:60]}), the "
                 f"default only"
             )
+    make = functools.partial(original, backend=world.backend, dynamic=dynamic)
     with world.left():
-        compiled = original(model, backend=world.backend, dynamic=dynamic)
+        compiled = make(model)
     if isinstance(model, nn.Module):
         compiled.forward = _outside(world, compiled.forward, model)
         return compiled
-    return functools.wraps(model)(_outside(world, compiled, getattr(model, "__self__", None)))
+    module: Any = getattr(model, "__self__", None)
+    call = functools.wraps(model)(_outside(world, compiled, module))
+    if getattr(model, "__name__", "") != "_call_impl":
+        return call
+    with world.left():
+        forward = make(module.forward)
+    return _of_module(call, _outside(world, forward, module), module)
+
+
+def _of_module(
+    call: Callable[..., Any], forward: Callable[..., Any], module: Any
+) -> Callable[..., Any]:
+    """What `module.compile()` calls: `call`, or if FSDP2 shards it, whose hooks are of no graph,
+    these around the compiled `forward`."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        if isinstance(module, FSDPModule):
+            with attributes_as([(module, "forward", forward)]):
+                return nn.Module._call_impl(module, *arguments, **options)
+        return call(*arguments, **options)
+
+    return run
 
 
 def _outside(world: _World, function: Callable[..., Any], module: Any) -> Callable[..., Any]:
