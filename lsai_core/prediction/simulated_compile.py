@@ -261,7 +261,8 @@ def _of_module(
     these around the compiled `forward`."""
 
     def run(*arguments: Any, **options: Any) -> Any:
-        if isinstance(module, FSDPModule):
+        sharded = isinstance(module, FSDPModule)
+        if sharded:
             with attributes_as([(module, "forward", forward)]):
                 return nn.Module._call_impl(module, *arguments, **options)
         return call(*arguments, **options)
