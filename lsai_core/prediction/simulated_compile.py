@@ -7,7 +7,7 @@ mode, so the simulation's modes are off while it runs, and on again for the repl
 
 Where a function breaks its graph (it prints, logs, reads a value), or Dynamo leaves all of it alone
 (modules of torch.nn), what runs between the graphs is seen operator by operator. Refused is what
-would be compiled for shapes that vary, convolutions, whose tensors Inductor lays out anew, and
+would be compiled for shapes that vary, most convolutions, whose tensors Inductor lays out anew, and
 other modes and back ends than the default. Compiled blocks agree with recorded runs; for whole
 models see tests/anybody_compiled.py.
 """
@@ -40,7 +40,7 @@ _REAL: list[tuple[Any, str, Any]] = [
     (torch, "get_autocast_dtype", torch.get_autocast_dtype),
 ]
 UNSEEN = 2**20  # bytes of a tensor that do not matter
-_REFUSED = ("aten::convolution", "aten::convolution_backward")
+_CONVOLUTIONS = {"aten::convolution": 1, "aten::convolution_backward": 2}  # place of the weight
 
 
 class Watch(Protocol):
@@ -168,7 +168,7 @@ class _World:
 
     def _planned(self, graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         for node in graph.graph.nodes:
-            if schema(node) in _REFUSED:
+            if schema(node) in _CONVOLUTIONS and not _of_patches(node):
                 raise UserError(
                     f"simulated_gpu cannot follow {schema(node)} in compiled code; predict the "
                     f"step without torch.compile"
@@ -183,6 +183,16 @@ class _World:
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
+
+
+def _of_patches(node: fx.Node) -> bool:
+    """Whether a convolution reads each value once, as where pictures become tokens: its input and
+    output are laid out anew only where they are made."""
+    arguments: Any = node.args[_CONVOLUTIONS[schema(node)] :]
+    weight, _bias, stride, padding, dilation, transposed, _, groups = arguments[:8]
+    kernel = [*weight.meta["val"].shape[2:]]
+    plain = not transposed and groups == 1 and not any(padding) and {*dilation} == {1}
+    return plain and kernel == [*stride] and max(kernel) > 1
 
 
 def _refuse_unseen(values: Iterable[Any]) -> None:
