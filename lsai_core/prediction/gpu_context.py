@@ -277,11 +277,12 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     its memory: `24GiB`), and nothing is allocated.
 
     Everything that happens inside counts, from the first tensor on: build the model and the
-    optimizer there, and run three steps, for states come with the first. Values do not exist:
-    `.item()` gives 0. Raises UserError for a model that was built outside, with the operator's
-    name where the program cannot be followed without values, and for what is not simulated:
-    flex_attention, tensor parallelism, torch.compile in other modes than its default or where it
-    makes no single graph (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one
-    of their processes (`process.py`).
+    optimizer there, and run three steps, for states come with the first. A tensor that is made
+    without a device lies on the GPU. Values do not exist: `.item()` gives 0, and `torch.save`
+    writes nothing. Raises UserError for a model that was built outside, with the operator's name
+    where the program cannot be followed without values, and for what is not simulated:
+    flex_attention, tensor parallelism, torch.compile in other modes than its default, for shapes
+    that vary, or of most convolutions (`simulated_compile.py`). DistributedDataParallel and FSDP2
+    are, as one of their processes (`process.py`). What PyTorch refuses raises its own errors.
     """
     return SimulatedGpu(find_gpu(gpu))
