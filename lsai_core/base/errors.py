@@ -42,6 +42,20 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
         frame = frame.tb_next
 
 
+def forget_frames(error: BaseException, inside: tuple[str, ...]) -> None:
+    """Leave frames of files in the folders `inside` out of the error's traceback, unless there are
+    no others."""
+    kept = [
+        frame
+        for frame in _frames(error)
+        if not frame.tb_frame.f_code.co_filename.startswith(inside)
+    ]
+    for frame, following in zip(kept, [*kept[1:], None], strict=bool(kept)):
+        frame.tb_next = following
+    if kept:
+        error.__traceback__ = kept[0]
+
+
 def _line_of(frame: TracebackType) -> list[str]:
     """`line 3: c = lab.load("memry")`; nothing of a cell of one line."""
     lines = linecache.getlines(frame.tb_frame.f_code.co_filename)

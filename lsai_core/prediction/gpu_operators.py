@@ -52,9 +52,9 @@ class GpuOperators:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*[Oo]verrid")
             for name, function in _OVERRIDES.items():
-                self._library.impl(name, function, "AutogradCPU")
+                self._library.impl(name, _untraced(function), "AutogradCPU")
             for name in _autocast_on_gpus():
-                self._library.impl(name, _cast(name), "AutocastCPU")
+                self._library.impl(name, _untraced(_cast(name)), "AutocastCPU")
             for name in _autocast_on_cpus_alone():
                 self._library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         _forget_kernels()
@@ -70,6 +70,11 @@ def _forget_kernels() -> None:
     for operator in torch._ops.get_cached_ops():
         operator._dispatch_cache.clear()
     torch._ops.reset_cached_ops()
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, at which torch.compile does not look where it breaks a graph."""
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]
 
 
 def _traced() -> bool:
@@ -196,6 +201,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     kernel = sdpa_kernel(q, k, v, attn_mask, is_causal, enable_gqa)
+    if _traced() and attn_mask is None and not is_causal:
+        kernel = MATH  # as an H200 ran BERT and ViT (PyTorch 2.11)
     if kernel == MATH:
         options = {"scale": scale, "enable_gqa": enable_gqa}
         math = aten._scaled_dot_product_attention_math
