@@ -1,5 +1,4 @@
-"""Records of before 28 November 2026 count fused kernels as copies of FSDP; read, they are what they
-are."""
+"""Records of before 28 November 2026 count fused kernels as copies of FSDP; read, they are none."""
 
 from __future__ import annotations
 

@@ -45,10 +45,11 @@ from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.story import place, tells
 from lsai_lab.runs.study import labels, study_names
 
-OWN = "this machine"
+OWN = "own"
 LAST_STEPS = 10  # whose mean is the training loss
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
 # What every step has, and the sums over them.
+_LATER = {"time": 0, "error": 1, "backend": 2}  # kinds of points: whether it is there comes last
 STEPS = ("step", "loss", "step_ms", "tokens_in_step", "tokens", "elapsed_s")
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 
@@ -200,9 +201,11 @@ def steps(run: AnyRun) -> pd.DataFrame:
 
 def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.DataFrame:
     """What the benches (attention, context, gemm) measured in `runs` (rows of `load`, or one run):
-    one row per point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those
-    of `keep` from the run's row; then the point's own, as the bench describes them, with its own
-    `outcome` and `reason`. Empty if nothing was measured. UserError for an unknown column.
+    one row per point, good or not, those without a figure (which kernels there are) last. Columns:
+    `machine`, `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the
+    point's own, as the bench describes them, with its own `outcome` and `reason`. Empty if nothing
+    was measured; a line says how many of `runs` are trainings, which have steps. UserError for one
+    run that is a training, and for an unknown column.
 
     >>> points = lab.points("h100/gemm.machine.products")
     >>> print(round(points.query("way == 'bf16'")["tflops"].max()))
@@ -210,10 +213,15 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
     """
     if not isinstance(runs, pd.DataFrame):
         run = finished_run(runs)
+        if run.summary.kind in TRAININGS:
+            raise UserError(f"{run.summary.id} is a training; lab.steps(run) has its steps")
         runs = pd.DataFrame([_row(run, machine_of(run.folder) is None)])
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *listed(keep))))
     if len(runs) and (unknown := [name for name in names if name not in runs]):
         raise UserError(no_column(unknown[0], runs))
+    if "kind" in runs and (trained := runs["kind"].isin(TRAININGS)).any():
+        say(f"{trained.sum()} of {len(runs)} runs are trainings: lab.steps(run) has their steps")
+        runs = runs[~trained]
     found = [
         _rows(finished_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")
@@ -221,7 +229,10 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
     frame = pd.concat(
         [frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True
     )
-    return Frame(frame[[*names, *(name for name in frame.columns if name not in names)]])
+    if "measure" in frame:
+        frame = frame.sort_values("measure", key=lambda each: each.map(_LATER), kind="stable")
+    columns = [*names, *(name for name in frame.columns if name not in names)]
+    return Frame(frame[columns].reset_index(drop=True))
 
 
 def kernels(run: AnyRun) -> pd.DataFrame:
@@ -350,7 +361,7 @@ def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
 def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
     """Of each row of these runs: in which settings they differ from what their study plans."""
     told = departures(runs, session())
-    found = {str(folder): in_frame(text) for folder, text in told.items()}
+    found = {str(folder): in_frame(", ".join(said)) for folder, said in told.items()}
     return frame["run"].map(found).fillna("")
 
 

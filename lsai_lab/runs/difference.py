@@ -146,7 +146,7 @@ class Difference:
         """Which of the two has an MFU above 100 %, and why; empty if none has."""
         whose = (("the first", self.one), ("the second", self.other))
         said = [(name, above_peak(facts, "results.")) for name, facts in whose]
-        return "; ".join(f"{name}: {why}" for name, why in said if why)
+        return "\n".join(f"{name}: {why}" for name, why in said if why)
 
     def beside(self, key: str) -> Beside:
         """A line of the comparison, called as the column of `lab.load`."""

@@ -4,6 +4,7 @@ own runs first, then the recorded ones, which a machine's label tells apart (`h1
 A run that goes on, or was stopped before it could end, is found, too; its outcome is `unfinished`.
 """
 
+import contextlib
 import functools
 import os
 import platform
@@ -91,7 +92,11 @@ def opened(folder: Path, machine: str | None = None) -> Run:
     summary = Summary(
         known.id, known.kind, "unfinished", _reason(folder), "", 0.0, plan["command"], {}
     )
-    return Run(folder, machine or "this machine", summary)
+    run = Run(folder, machine or "this machine", summary)
+    if machine is None:
+        with contextlib.suppress(UserError):  # it may be half written
+            run.machine = run.env.get("machine") or run.machine
+    return run
 
 
 def _newest(text: str, folders: list[Path]) -> Path:
@@ -233,5 +238,6 @@ def _only(text: str, runs: list[Found]) -> Path | None:
         recorded = any("/" in run.names[0] for run in found)
         others = [run.names[0] for run in found] if recorded else _told_apart(found)
         by = "its machine" if recorded else "its key"
-        raise UserError(f"{text!r} means several runs; choose one by {by}: {', '.join(others)}")
+        lines = "".join(f"\n  {other}" for other in others)
+        raise UserError(f"{text!r} means several runs; choose one by {by}:{lines}")
     return found[0].folder if found else None

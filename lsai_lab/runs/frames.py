@@ -4,24 +4,25 @@ column was meant."""
 import functools
 import html
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
-from lsai_core.base.tables import Part, as_text, value, values
+from lsai_core.base.tables import Part, as_text, value, values, wrapped
+from lsai_lab.runs.shown_columns import (
+    TERMINAL,
+    WIDE,
+    chosen_columns,
+    fitted,
+    hidden_words,
+    terminal_width,
+)
 
-WIDE = 20  # columns; with more, the first ones are shown
-_OPTIONS = ("display.width", 160, "display.max_columns", WIDE)
-_JUDGED = ("claim", "machine", "measured", "bound", "verdict", "note")  # of claims
-_USUAL = {
-    "outcome": "ok",
-    "disturbed": 0,
-    "differs": "",
-}  # of a summary, told where it is otherwise
-_RATES = ("tflops", "per_s")  # so ends the name of a rate
+_COLUMNS = ("display.max_columns", WIDE, "display.max_colwidth", None)
+_HEAD, _TAIL = 34, 22  # characters of a longer text that are shown
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -128,15 +129,20 @@ class Frame(pd.DataFrame):
             raise UnknownName(_no_column(name, self)) from None
 
     def __repr__(self) -> str:
-        note = self._left_out()
-        with pd.option_context(*_OPTIONS, *_dimensions(note)):
-            if note and not len(self):
-                return note
-            return f"{self._narrow()!r}\n\n{note}" if note else repr(self._narrow())
+        note, width = self._left_out(), terminal_width()
+        if note and not len(self):
+            return note
+        with pd.option_context("display.width", width, *_COLUMNS):
+            texts, said, gone = fitted(self, self._narrow(), lambda frame: "\\\n" in repr(frame))
+            note = self._left_out(gone)
+            with pd.option_context(*_dimensions(note)):
+                table = repr(texts)
+        lines = "\n".join(wrapped(line, "  ") for line in (said, note) if line)
+        return f"{table}\n\n{lines}" if lines else table
 
     def _repr_html_(self) -> str | None:
         note = self._left_out()
-        with pd.option_context(*_OPTIONS, *_dimensions(note)):
+        with pd.option_context("display.width", TERMINAL, *_COLUMNS, *_dimensions(note)):
             table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
             return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
 
@@ -167,30 +173,14 @@ class Frame(pd.DataFrame):
             found.iloc[rows, found.columns.get_loc(name)] = texts
         return found
 
-    def _left_out(self) -> str:
-        """What is not shown, in words; nothing if all is."""
+    def _left_out(self, gone: Sequence[str] = ()) -> str:
+        """What is not shown, in words; nothing if all is. `gone`: for which there was no room."""
         if not len(self) and "run" in self:
             return "no runs: none is there, or none is as it was asked for"
         if not len(self):
             return f"no rows; columns: {', '.join(map(str, self.columns)) or 'none'}"
-        shown = first_columns(self)
-        number, there = len(shown), len(self.columns)
-        if number == there:
-            return ""
-        if _is_summary(self):
-            facts = [name for name in (*_USUAL, "reason", "run") if name in self]
-            hidden = [name for name in facts if name not in shown]
-            what, more = "row", ", ".join(["<metric>_low", "<metric>_high", *hidden])
-        elif "what" in self:
-            what, more = "result", "first_low, first_high, second_low, second_high"
-        elif _is_judged(self):
-            what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
-        elif _is_of_points(self):
-            what, more = "point", "times, errors, quartiles, reason, run"
-        else:
-            what, more = "run", "results by name, settings with dots (optim.lr), env.*"
-        many = f"1 {what}" if len(self) == 1 else f"{len(self):,} {what}s"
-        return f"{many}; {number} of {there} columns are shown. The others: {more}"
+        shown = [name for name in first_columns(self) if name not in gone]
+        return hidden_words(self, shown, list(gone))
 
 
 class Values(pd.Series):
@@ -282,7 +272,14 @@ def _texts(column: pd.Series) -> list[str]:
     """The values of one unit; in a row of several, each for itself."""
     there = [None if pd.api.types.is_scalar(each) and pd.isna(each) else each for each in column]
     one_unit = pd.api.types.is_float_dtype(column) or {*map(type, there)} <= {float, type(None)}
-    return values(there) if one_unit else list(map(value, there))
+    if one_unit or column.name == "run":  # a folder is there to be copied
+        return values(there)
+    return [_middle_out(value(each)) for each in there]
+
+
+def _middle_out(text: str) -> str:
+    """A long text without its middle: names of kernels, as folders of runs, differ at the end."""
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}…{text[-_TAIL:]}"
 
 
 def _dimensions(note: str) -> tuple[str, Any]:
@@ -291,54 +288,8 @@ def _dimensions(note: str) -> tuple[str, Any]:
 
 
 def first_columns(frame: pd.DataFrame) -> list[str]:
-    """Of a wide frame of runs the columns that people look for first, as far as they say anything:
-    those before `run`, its folder. Of what `lab.summarize` gives who is meant and the figures. All
-    of another frame."""
-    names = list(frame.columns)
+    """The columns that are shown of a frame that `lab` gives, as `chosen_columns` says; all of
+    another one."""
     if not isinstance(frame, Frame) or not frame.columns.is_unique:
-        return names
-    if "what" in names:  # a comparison
-        return [name for name in names if not str(name).endswith(("_low", "_high"))]
-    if _is_judged(frame):
-        return [name for name in _JUDGED if not _is_empty(frame[name])]
-    if "run" not in names:
-        return names
-    if _is_summary(frame):
-        hidden = {f"{name}{end}" for name in names for end in ("_low", "_high")}
-        hidden |= {"reason", "run"}
-        hidden |= {name for name in _USUAL if name in frame and (frame[name] == _USUAL[name]).all()}
-        return [name for name in names if name not in hidden]
-    if _is_of_points(frame):
-        return [name for name in names if _is_told(name, frame[name])]
-    if len(names) <= WIDE:
-        return names
-    return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
-
-
-def _is_summary(frame: pd.DataFrame) -> bool:
-    ends = any(str(name).endswith("_low") for name in frame.columns)
-    return ends and {"n", "outcome", "reason", "run"} <= {*frame.columns}
-
-
-def _is_of_points(frame: pd.DataFrame) -> bool:
-    """Whether these are points that benches measured, as `lab.points` gives them."""
-    return {"machine", "own", "repeat", "run"} <= {*frame} and "study" not in frame
-
-
-def _is_told(name: str, column: pd.Series) -> bool:
-    """Whether a column of points says which point it is, a text or a whole number, or a rate."""
-    if name in ("own", "run", "reason", "step") or _is_empty(column):
-        return False
-    if name.endswith(_RATES):
-        return True
-    there = column.dropna()
-    texts = bool(there.map(type).eq(str).all())
-    return texts or bool((pd.to_numeric(there, errors="coerce") % 1 == 0).all())
-
-
-def _is_judged(frame: pd.DataFrame) -> bool:
-    return {*_JUDGED, "sentence", "runs"} <= {*frame.columns}
-
-
-def _is_empty(column: pd.Series) -> bool:
-    return bool((column.isna() | (column.astype(object) == "")).all())
+        return list(frame.columns)
+    return chosen_columns(frame)

@@ -1,9 +1,9 @@
 """Classes of recorded kernels, as traces of today have them.
 
 Until 28 November 2026 what `torch.compile` fused (`triton_...`) counted as copies of FSDP where a
-split was among its operators, as in rotary positions. Every such kernel in the records is pointwise.
-Where a record names it, its class and both sums are put right as the record is read. Records of 25
-kernels do not name all: up to 1.6 ms a step of one GPU stay where they were.
+split was among its operators, as in rotary positions. Every such kernel in the records is
+pointwise. Where a record names it, its class and both sums are put right as the record is read.
+Records of 25 kernels do not name all: up to 1.6 ms a step of one GPU stay where they were.
 """
 
 import json
