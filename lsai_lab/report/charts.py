@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from lsai_core.base.tables import value as shown_value
-from lsai_lab.analysis.summary import require_columns
+from lsai_lab.analysis.summary import require_columns, say_disturbed
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
@@ -57,6 +57,7 @@ def bars(
     >>> fig = lab.bars(rows.dropna(subset=["tokens_per_s"]), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
+    say_disturbed(frame, value)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))
     values = frame[value].astype(float) * scale
     places = np.arange(len(frame))

@@ -25,10 +25,10 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.base.files import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import PAGE_FOLDER, listed, reading_root, shown_path
+from lsai_lab.project.files import listed, reading_root, shown_path
 from lsai_lab.runs.departures import departures
 from lsai_lab.runs.difference import planned_profile
-from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
+from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, say
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
@@ -40,7 +40,7 @@ from lsai_lab.runs.records import (
     read_run,
     recorded_runs,
 )
-from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
+from lsai_lab.runs.schema import ABOUT, BOTH, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.story import place, tells
 from lsai_lab.runs.study import labels, study_names
@@ -94,7 +94,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     `outcome`, `reason`, `key`, `kind`, `started`, `wall_s`, `run`) and what a person calls it
     (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
     (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
-    `model.n_layers`; `config.steps` where a result has the same name); the environment as
+    `model.n_layers`; `config.steps`, where results have such a name); the environment as
     `env.gpu`, `env.torch`. A result "none" is missing: `fp8_recipe.notna()` are the fp8 runs. What
     people look for first is in front.
     `main`: whether the run is one of those that tell the story: of each part of a study the
@@ -266,12 +266,6 @@ def _refuse(run: AnyRun, why: str) -> None:
     say(why)
 
 
-def say(line: str) -> None:
-    """Print a line, once; not where a notebook is executed as a page."""
-    if PAGE_FOLDER not in os.environ:
-        tell_once(line)
-
-
 def _rows(run: Run) -> pd.DataFrame:
     return pd.DataFrame([in_frame(row) for row in run.rows])
 
@@ -324,7 +318,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
     )
     for key, value in flatten(run.config).items():
-        row[f"config.{key}" if key in row or key in DERIVED else key] = value
+        row[f"config.{key}" if key in row or key in (*DERIVED, *BOTH) else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
     return in_frame(row) | {"label": label, "run": shown_path(run.folder)}

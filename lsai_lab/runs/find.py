@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsai_core.base.errors import UserError, hint
-from lsai_lab.project.files import one_line, shown_path
+from lsai_lab.project.files import PAGE_FOLDER, one_line, shown_path
 from lsai_lab.runs import schema
 from lsai_lab.runs.difference import settings_apart
 from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
@@ -110,6 +110,12 @@ def _newest(text: str, folders: list[Path]) -> Path:
 def tell_once(line: str) -> None:
     """Print a line, once in this process: in a notebook below the cell, else as a warning."""
     print(line, file=sys.stdout if "IPython" in sys.modules else sys.stderr)
+
+
+def say(line: str) -> None:
+    """Print a line, once; not where a notebook is executed as a page."""
+    if PAGE_FOLDER not in os.environ:
+        tell_once(line)
 
 
 @dataclass
