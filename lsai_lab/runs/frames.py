@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
+from lsai_core.base.errors import UnknownKey, UnknownName, UserError, hint, no_column
 from lsai_core.base.tables import Part, as_text, value, values, wrapped
 from lsai_lab.runs.shown_columns import (
     TERMINAL,
@@ -42,6 +42,10 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
             named["level"] = named.get("level", 0) + 1
         try:
             return method(self, *given, **named)
+        except (SyntaxError, TypeError, ValueError) as error:
+            if not reads_caller:
+                raise
+            raise UserError(_no_query(given, str(error))) from None
         except (KeyError, NameError) as error:
             unknown = [name for name in _QUOTED.findall(str(error)) if name not in self.columns]
             if isinstance(error, NoColumn) or "local variable" in str(error) or not unknown:
@@ -49,6 +53,14 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
             raise NoColumn(_no_column(unknown[0], self)) from None
 
     return call
+
+
+def _no_query(given: tuple[Any, ...], error: str) -> str:
+    """The error line for a query that pandas cannot read or answer."""
+    asked = given[0] if given and isinstance(given[0], str) else ""
+    if re.search(r"(?<![=<>!])=(?!=)", asked):
+        return f"a query compares with ==, not with =: {asked}"
+    return f"no query: {' '.join(asked.split()) or 'a text is wanted'} ({' '.join(error.split())})"
 
 
 def _no_column(name: str, frame: pd.DataFrame) -> str:
@@ -119,6 +131,14 @@ class Frame(pd.DataFrame):
     def at(self) -> Any:
         """One value by its row and column."""
         return _Located(self, super().at)
+
+    def to_markdown(self, *given: Any, **named: Any) -> Any:
+        """As pandas writes it, with the package tabulate."""
+        try:
+            return super().to_markdown(*given, **named)
+        except ImportError:
+            said = "to_markdown of pandas needs the package tabulate"
+            raise UserError(f"{said}; lab.table(frame).to_markdown() does not") from None
 
     def __getattr__(self, name: str) -> Any:
         try:
