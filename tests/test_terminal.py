@@ -57,7 +57,9 @@ def test_a_frame_says_once_what_all_its_rows_have() -> None:
     assert "All rows: machine h100, study memory, part train, outcome ok" in notes
     assert "machine" not in table and "variant" in table
     assert "The others: label; results by name" in notes and "12" not in notes.split()[:1]
-    assert "machine" in runs._repr_html_() and "All rows" not in runs._repr_html_()
+    html = runs._repr_html_()
+    assert "<th>variant</th>" in html and "<th>machine</th>" not in html and "All rows" in html
+    assert "<th>machine</th>" in runs[["machine", "variant", "tokens_per_s"]]._repr_html_()
     assert "All rows" not in repr(runs.head(1))
 
 

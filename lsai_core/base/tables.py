@@ -95,11 +95,16 @@ def _html(part: Part) -> str:
 def _table(part: Part) -> str:
     if not part.rows:
         return ""
-    columns = zip(part.heads, zip(*part.rows, strict=True), strict=False)
-    head = "".join(f"<th{_side(cells)}>{html.escape(_line(name))}</th>" for name, cells in columns)
+    columns = list(zip(*part.rows, strict=True))
+    heads = zip(part.heads, columns, strict=False)
+    head = "".join(f"<th{_side(cells)}>{html.escape(_line(name))}</th>" for name, cells in heads)
     cells = [
-        (f"<td{_side([given])}>{html.escape(text)}</td>" for given, text in zip(*both, strict=True))
-        for both in zip(part.rows, _texts(part, FIGURE_SPACE, POINT_SPACE), strict=True)
+        (
+            # what is missing stands where the others of its column do
+            f"<td{_side([given] if given is not None else column)}>{html.escape(text)}</td>"
+            for given, text, column in zip(row, texts, columns, strict=True)
+        )
+        for row, texts in zip(part.rows, _texts(part, FIGURE_SPACE, POINT_SPACE), strict=True)
     ]
     rows = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     top = f"<thead><tr>{head}</tr></thead>" if head else ""

@@ -36,6 +36,7 @@ PNG_DPI = 200
 MOST_ROWS, MOST_COLUMNS = 200, 40  # of a table that a reader can take in
 # Of Markdown in a cell; references and words of links stay.
 _MARKUP = re.compile(r"\*\*|\[-?(@[\w-]+)\]|\[([^]]*)\]\([^)]*\)")
+_BREAKABLE = {0x00A0: " ", 0x2060: None}  # what keeps a range in one line, for plain text
 
 
 class Table(Markdown):
@@ -46,7 +47,8 @@ class Table(Markdown):
     cells: pd.DataFrame  # as they are shown, without links
 
     def __repr__(self) -> str:
-        return html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
+        text = html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
+        return text.translate(_BREAKABLE)
 
     def to_markdown(self, path: str | Path | None = None) -> str | None:
         """The table as Markdown, without links."""
@@ -166,7 +168,8 @@ def _column(frame: pd.DataFrame, name: str, formats: Mapping[str, Format]) -> li
     figures = frame[[name, *ends]].to_numpy(dtype=float)
     texts = [shown(value, spec) for value in figures.flat] if spec else values([*figures.flat])
     each = iter(texts)
-    return [with_ends(*three) for three in zip(each, each, each, strict=True)]
+    found = (with_ends(*three) for three in zip(each, each, each, strict=True))
+    return [text.replace(" ", "\u00a0").replace("–", "\u2060–\u2060") for text in found]
 
 
 def _checked(name: str, column: pd.Series, spec: Format | None) -> Format | None:
@@ -184,7 +187,7 @@ def _checked(name: str, column: pd.Series, spec: Format | None) -> Format | None
 def _plain(text: object) -> str:
     """A cell without what makes it Markdown: links, escapes, spaces that line it up."""
     plain = html.unescape(_MARKUP.sub(r"\1\2", str(text)))
-    return re.sub(r"\\([|<\\`*_{}\[\]#$])", r"\1", plain).strip("\u2007").replace("\u00a0", " ")
+    return re.sub(r"\\([|<\\`*_{}\[\]#$])", r"\1", plain).strip("\u2007").translate(_BREAKABLE)
 
 
 def _is_word(cell: str) -> bool:

@@ -18,11 +18,13 @@ from lsai_lab.runs.shown_columns import (
     chosen_columns,
     fitted,
     hidden_words,
+    is_too_wide_for_a_page,
     terminal_width,
 )
 
 _COLUMNS = ("display.max_columns", WIDE, "display.max_colwidth", None)
 _HEAD, _TAIL = 34, 22  # characters of a longer text that are shown
+_SHORT_CELL = re.compile(r"<td>([^<]{1,40})</td>")  # which takes one line
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -161,10 +163,15 @@ class Frame(pd.DataFrame):
         return f"{table}\n\n{lines}" if lines else table
 
     def _repr_html_(self) -> str | None:
-        note = self._left_out()
-        with pd.option_context("display.width", TERMINAL, *_COLUMNS, *_dimensions(note)):
-            table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
-            return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
+        if not len(self):
+            return f"<p>{html.escape(self._left_out())}</p>"
+        with pd.option_context("display.width", TERMINAL, *_COLUMNS):
+            texts, said, gone = fitted(self, self._narrow(), is_too_wide_for_a_page)
+            note = self._left_out(gone)
+            with pd.option_context(*_dimensions(note)):
+                table = str(texts._repr_html_())  # type: ignore[operator]
+        table = _SHORT_CELL.sub(r'<td style="white-space:nowrap">\1</td>', table)
+        return table + "".join(f"<p>{html.escape(line)}</p>" for line in (said, note) if line)
 
     def _narrow(self) -> pd.DataFrame:
         """The columns that are shown, as texts; those of rows that pandas leaves out are empty."""

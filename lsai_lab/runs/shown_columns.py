@@ -19,6 +19,7 @@ _LESS = (
 )
 # What a bench says of a point beside its figures: quartiles, bounds, a value for each process.
 _BESIDE = ("_p25", "_p75", "bound_", "rank_", "first_call_s", "took_s", "repeats", "timeline")
+_PAGE = 115  # characters of a row in a notebook
 _LONGEST = 80  # characters of the names that are not shown
 
 
@@ -135,6 +136,12 @@ def fitted(
         if is_too_wide(texts):
             texts, gone = texts.drop(columns=name), [*gone, name]
     return texts, said, gone
+
+
+def is_too_wide_for_a_page(texts: pd.DataFrame) -> bool:
+    """Whether a notebook would hide columns of these texts behind a scrollbar."""
+    widths = (max(len(str(name)), texts[name].str.len().max()) for name in texts)
+    return sum(width + 2 for width in widths) > _PAGE
 
 
 def _is_same(column: pd.Series) -> bool:
