@@ -170,11 +170,13 @@ def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
 
 def _require_colors(color: str | Sequence[str], rows: int) -> None:
     """UserError for what is no colour, or not one a row."""
+    if is_color_like(color):
+        return
     found = [color] if isinstance(color, str) else list(color)
     if wrong := [each for each in found if not is_color_like(each)]:
         words = "color is a colour ('C0', 'red', '#aa3344') or a list with one for each row"
         raise UserError(f"{words}; {wrong[0]!r:.80} is none")
-    if not isinstance(color, str) and len(found) not in (1, rows):
+    if len(found) not in (1, rows):
         raise UserError(f"color has {len(found)} colours for {rows} bars; one for each row")
 
 
