@@ -264,7 +264,8 @@ def say_disturbed(rows: pd.DataFrame, metric: str) -> None:
     names = list(dict.fromkeys(rows[only & rows[metric].notna()][who].map(str))) if who else []
     if names:
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        said = f"all repeats of {', '.join(names[:_MOST])}{more} were disturbed"
+        which = "all repeats" if "n" in rows else "runs"
+        said = f"{which} of {', '.join(names[:_MOST])}{more} were disturbed"
         say(f"{metric} compares poorly: {said}")
 
 

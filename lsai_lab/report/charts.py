@@ -55,8 +55,8 @@ def bars(
     the first row (default: three digits). `low`, `high`: columns of the ends of a range. `color`:
     one, or one a row.
 
-    >>> rows = lab.recorded("memory").query("machine == 'h100' and repeat == 0")
-    >>> fig = lab.bars(rows.dropna(subset=["tokens_per_s"]), "label", "tokens_per_s")
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> fig = lab.bars(lab.summarize(runs, "tokens_per_s"), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
     _require_colors(color, len(frame))
