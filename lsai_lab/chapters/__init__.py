@@ -84,6 +84,7 @@ Many nodes:
     best_groupings, enough_tokens        the best plans; from how many tokens the network is hidden
     group_size, checkpoint_costs         n*; how often to save, and what it costs
     loss_distance, changes_by_pair       of runs that round alike, what sharding does to the loss
+    changes_in_words                     those changes in thousandths of a nat
     largest_models                       the largest model of each setting, and its bound
     sharded_peers, scaling_grid          Llama-3-8B beside torchtitan; the course's grid
     ways_measured                        ways of sharing a model, predicted and measured
