@@ -14,6 +14,7 @@ local function is_ours(target) return not (target:match("[:\\]") or target:match
 
 local function link(element)  -- to the web or within the book; in the PDF what leads to another page is text
   local target = element.target
+  if target:match("^notebooks/") then return element.content end  -- a checked number of the abstract
   if target:match("^https?://") or target:match("^#") or is_html and is_ours(target) then return element end
   return element.classes:includes("csv") and {} or element.content
 end
@@ -143,22 +144,6 @@ local function answers_last(blocks)
   return kept
 end
 
--- In the PDF a table longer than a page stands behind the text of its chapter.
-local function long_tables_last(blocks)
-  local kept, waiting = pandoc.Blocks({}), pandoc.Blocks({})
-  for _, block in ipairs(blocks) do
-    local found = block.t == "Div" and block.content[1]
-    local long = found and found.t == "Table" and #found.bodies[1].body > 50
-    if is_part(block) or block.t == "Header" and block.level == 1 then
-      kept:extend(waiting)
-      waiting = pandoc.Blocks({})
-    end
-    (long and waiting or kept):insert(block)
-  end
-  kept:extend(waiting)
-  return kept
-end
-
 local words, labels, numbers, counts = { fig = "Figure", tbl = "Table", sec = "Section" }, {}, {}, {}
 
 local function header(element)
@@ -199,46 +184,17 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
 end
 
--- A table or a picture over both columns: one that is wide and has no panels.
-local function is_wide(block)
-  if block.t ~= "Div" then return false end
-  local found = block.identifier:match("^tbl%-") ~= nil
-  block:walk({ Image = function(picture)
-    local file = block.identifier:match("^fig%-") and picture.src:match("%.svg$") and io.open(picture.src)
-    local drawing = file and file:read("a") or ""
-    local points = tonumber(drawing:match('<svg[^>]- width="([%d.]+)pt"') or 0)
-    found = found or points > 370 and not drawing:find("data-panels=", 1, true)
-  end })
-  return found
-end
-
--- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together. They begin a page where
--- little text lies between the beginning and what stands over both columns: before it, or a picture behind it.
-local little = 2000  -- characters, of some 3,000 of a column
-local function is_near(blocks, at)
-  local far = 0
-  while blocks[at] and far < little and not (blocks[at].t == "Header" and blocks[at].level == 1) do
-    if is_wide(blocks[at]) and blocks[at].identifier:match("^fig") then return true end  -- as high as half a page
-    far = far + #pandoc.utils.stringify(blocks[at])
-    at = at + 1
-  end
-  return false
-end
-
+-- In the PDF a part's name, a chapter's heading and its first paragraph stay together.
 local function whole_beginnings(blocks)
   blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
-  local at, since = 1, 0
+  local at = 1
   while blocks[at] do
-    since = is_wide(blocks[at]) and 0 or since + #pandoc.utils.stringify(blocks[at])
     if blocks[at].t == "Header" and blocks[at].level == 1 then
-      local before = blocks[at - 1]
-      local first = before and is_part(before) and at - 1 or at
-      local last = at
-      while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
+      local first = blocks[at - 1] and is_part(blocks[at - 1]) and at - 1 or at
+      local last = blocks[at + 1] and blocks[at + 1].t == "Para" and at + 1 or at
       blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
-      local begins = (since < little or is_near(blocks, at + 1)) and "#chapter(on-page: true)[" or "#chapter["
-      blocks:insert(first, pandoc.RawBlock("typst", begins))
-      at, since = last + 1, little
+      blocks:insert(first, pandoc.RawBlock("typst", "#chapter["))
+      at = last + 1
     end
     at = at + 1
   end
@@ -248,7 +204,7 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(long_tables_last(doc.blocks))) end
+  if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(doc.blocks)) end
   local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
   doc = doc:walk({ Para = para }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
