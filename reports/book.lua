@@ -54,6 +54,12 @@ local function explorable(name, inside)
   return blocks
 end
 
+local function on_a_screen(address)  -- what paper cannot do, and where it is
+  if not FORMAT:match("typst") then return {} end
+  local words = { "Interactive on a screen, under this heading: ", pandoc.Code(address), " of the HTML edition." }
+  return pandoc.Para({ pandoc.Emph(words) })
+end
+
 local wide = "column-page-right"
 
 local function program(element)  -- Quarto's text is narrower than a line of 100 characters
@@ -76,8 +82,10 @@ local function div(element)
   if element.classes:includes("quarto-book-part") and not is_html then return {} end  -- Word: no numbered chapter
   if not element.classes:includes("explore") then return end
   local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
-  if not is_html or not name then return {} end
-  return explorable(name, { element.content[2] })
+  if is_html and name then return explorable(name, { element.content[2] }) end
+  local picture, chapter = element.content[2], nil
+  picture:walk({ Image = function(image) chapter = image.src:match("^files/([%w-]-)%-%d+%-%d+%.%l+$") end })
+  return chapter and on_a_screen(chapter .. ".html") or {}
 end
 
 local function whole(text)  -- a date, a range of numbers: no line ends at its hyphens
@@ -90,12 +98,12 @@ local function as_a_line(element)
   local head = element.head.rows[1] and pandoc.utils.stringify(element.head.rows[1].cells[1].contents)
   if head ~= "will stand here" or #rows ~= 1 then return end
   local after = pandoc.utils.blocks_to_inlines(rows[1].cells[2].contents)
-  rows[1].cells = { pandoc.Cell(pandoc.Plain({ "Empty until: ", table.unpack(after) })) }
-  element.head.rows, element.colspecs = {}, { element.colspecs[1] }
+  return pandoc.Para({ pandoc.Emph("Stands here after "), table.unpack(after) })
 end
 
 local function as_wide_as_its_words(element)
-  as_a_line(element)
+  local line = as_a_line(element)
+  if line then return line end
   for index, spec in ipairs(element.colspecs) do element.colspecs[index] = { spec[1], nil } end
   local before = pandoc.RawInline("typst", "#[]")  -- else typst reads a cell that begins with "= 8" as a heading
   return element:walk({ Str = whole, Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
@@ -121,20 +129,25 @@ local function quote(element)  -- the reader may try first: on a screen an answe
   if blocks then return fold("Answer", blocks) end
 end
 
--- In the PDF the answers stand behind all chapters, under their chapters' names and with their exercises' numbers.
+-- In the PDF the answers stand behind all chapters, under their chapters' names, numbered as their exercises: 2.7.1.
 local function answers_last(blocks)
-  local kept, answers, chapter, number = pandoc.Blocks({}), pandoc.Blocks({}), nil, nil
+  local kept, answers, told, chapter, section, number = pandoc.Blocks({}), pandoc.Blocks({}), 0, 0, 0, ""
+  local title
   for _, block in ipairs(blocks) do
     local first = block.t == "Para" and block.content[1]
     local answer = answer_in(block)
-    if block.t == "Header" and block.level == 1 then chapter = block.content end
-    if first and first.t == "Strong" then number = pandoc.utils.stringify(first):match("^%d+%.") end
+    if block.t == "Header" and block.level == 1 then chapter, section, title = chapter + 1, 0, block.content end
+    if block.t == "Header" and block.level == 2 then section = section + 1 end
+    if first and first.t == "Strong" then number = pandoc.utils.stringify(first):match("^%d+%.") or "" end
     if not answer then kept:insert(block) end
-    if answer and chapter then
-      answers:insert(pandoc.Para({ pandoc.Strong(chapter) }))
-      chapter = nil
+    if answer and told < chapter then
+      answers:insert(pandoc.Para({ pandoc.Strong({ tostring(chapter), "\u{2002}", table.unpack(title) }) }))
+      told = chapter
     end
-    if answer and number then answer[1].content = { pandoc.Strong(number), table.unpack(answer[1].content) } end
+    if answer then
+      local whole_number = ("%d.%d.%s "):format(chapter, section, number)
+      answer[1].content = { pandoc.Strong(whole_number), table.unpack(answer[1].content) }
+    end
     answers:extend(answer or {})
   end
   if #answers > 0 then
@@ -179,9 +192,10 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   end
   if not only or only.t ~= "Link" or not only.target:match("^%.?/?runs/[%w/]+%.html$") then return end
   if is_html and only.target:match("runs/fits%.html$") then return explorable("fits", { element }) end
+  if not is_html then return on_a_screen(only.target) end
   local frame = '<iframe loading="lazy" title="%s" src="%s"></iframe>'
   local title = pandoc.utils.stringify(only.content):gsub('[<>&"]', "")
-  return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
+  return { pandoc.RawBlock("html", frame:format(title, only.target)), element }
 end
 
 -- In the PDF a part's name, a chapter's heading and its first paragraph stay together.

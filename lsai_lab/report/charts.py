@@ -19,7 +19,8 @@ from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 
 MARKED = 40  # points of a line: with fewer, each has a marker
-WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
+# Inches: of the text, and of one panel, which a phone shows whole and a column of the PDF at 5/6.
+WIDE, ALONE = 6.3, 4.0
 
 
 def panels(

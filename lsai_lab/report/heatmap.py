@@ -28,7 +28,7 @@ def number_map(
             axes.add_patch(plt.Rectangle(place, 1, 1, color="#cccccc", linewidth=0))
         word = "–" if np.isnan(value) else text.format(value)
         weight = "bold" if strong[row, column] else "normal"
-        axes.text(column, row, word, ha="center", va="center", fontsize=8, weight=weight)
+        axes.text(column, row, word, ha="center", va="center", fontsize=8.5, weight=weight)
     axes.set_xticks(range(grid.shape[1]), [str(name) for name in grid.columns])
     axes.set_yticks(range(grid.shape[0]), [str(name) for name in grid.index])
     axes.grid(visible=False)
