@@ -2,9 +2,9 @@
 for colour-blind eyes.
 
 Figures are 160 mm wide or narrower. On paper a narrow one and a panel of a wide one stand in a
-column at five sixths of their size, so a label of 8.5 pt is one of 7 pt: none is smaller. A series is never
-told apart by colour alone: lines carry a marker and a dash pattern as well, bars are named. The
-colours are those of `colors.py`.
+column at five sixths of their size, so a label of 8.5 pt is one of 7 pt: none is smaller. A series
+is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars are
+named. The colours are those of `colors.py`.
 """
 
 from typing import Any

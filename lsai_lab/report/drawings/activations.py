@@ -11,8 +11,8 @@ EDGE = "#444444"
 # What the chip does with the present tile, beside the matrix that it reads or writes.
 STEPS = {
     "Q": r"$s_j = Q_i K_j^\top D^{-1/2}$",
-    "K": r"$m \rightarrow m^\prime$, update $\ell$",
-    "V": r"$o \leftarrow e^{m-m^\prime} o + e^{s_j-m^\prime} V_j$",
+    "K": r"update $m,\ \ell$",
+    "V": r"update $o$ with $V_j$",
     "O": r"last tile: $O_i = o\,/\,\ell$",
 }
 
