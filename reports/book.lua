@@ -80,11 +80,14 @@ local function div(element)
     return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
   end
   if element.classes:includes("quarto-book-part") and not is_html then return {} end  -- Word: no numbered chapter
+end
+
+local function explored(element)  -- before its picture is read
   if not element.classes:includes("explore") then return end
   local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
   if is_html and name then return explorable(name, { element.content[2] }) end
-  local picture, chapter = element.content[2], nil
-  picture:walk({ Image = function(image) chapter = image.src:match("^files/([%w-]-)%-%d+%-%d+%.%l+$") end })
+  local chapter
+  element:walk({ Image = function(image) chapter = image.src:match("^files/([%w-]-)%-%d+%-%d+%.%l+$") end })
   return chapter and on_a_screen(chapter .. ".html") or {}
 end
 
@@ -220,7 +223,7 @@ function Pandoc(doc)
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(doc.blocks)) end
   local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
-  doc = doc:walk({ Para = para }):walk(shown):walk({ BlockQuote = quote })
+  doc = doc:walk({ Para = para, Div = explored }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc
 end

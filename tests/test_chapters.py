@@ -63,8 +63,10 @@ def test_a_column_of_the_pdf_holds_every_string_and_remark_of_a_program(path: Pa
     shown = [each for each in cells(path, "code") if "echo: false" not in each]
     for source in map(program, shown):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            long = token.type in (tokenize.STRING, tokenize.COMMENT) and len(token.string) > 50
-            assert not long, f"more than 50 signs, where a line of print has 55: {token.string}"
+            indent = len(token.line) - len(token.line.lstrip())
+            if token.type in (tokenize.STRING, tokenize.COMMENT):
+                # It may stand alone in the next line, further to the right, before a comma.
+                assert indent + len(token.string) <= 50, f"print has 55 signs: {token.string}"
 
 
 def test_labels_of_figures_are_read_in_print() -> None:
