@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -404,30 +404,16 @@ def test_figures_and_tables_have_the_same_numbers_in_both_editions(
         assert set(found) == expected
 
 
-def test_panels_of_a_wide_picture_stand_below_each_other_in_print(tmp_path: Path) -> None:
+def test_chapters_follow_each_other_on_a_page_whose_head_names_both(tmp_path: Path) -> None:
     pypdf = pytest.importorskip("pypdf")
-    folder, panels = reports(tmp_path), "0,0,49,99;51,0,99,99"
-    drawing = (
-        '<svg xmlns="http://www.w3.org/2000/svg" width="450pt" height="150pt" '
-        f'viewBox="0 0 450 150"><desc data-panels="{panels}"></desc>'
-        '<g font-family="DejaVu Sans"><text x="50" y="20">one</text>'
-        '<text x="300" y="20">two</text></g></svg>'
-    )
-    code = '#| label: fig-two\n#| fig-cap: "Left is one; right is two."\nlab.figure()'
-    outputs = [display({"image/svg+xml": drawing})]
-    cells = [new_markdown_cell("# One"), new_code_cell(code, outputs=outputs)]
-    nbformat.write(new_notebook(cells=cells), tmp_path / "two.ipynb")
-    assert to_markdown(tmp_path / "two.ipynb", folder / "one.ipynb") is None
-    made = render(folder, tmp_path / "out", ["pdf"], "pandoc")
-    heights = set()
-
-    def note(operator: bytes, _: Any, place: Sequence[float], *rest: Any) -> None:
-        if operator == b"Tj" and round(place[0], 2) == 0.86:  # five sixths at the least
-            heights.add(round(place[5]))
-
-    for page in pypdf.PdfReader(made[0]).pages:
-        page.extract_text(visitor_operand_before=note)
-    assert len(heights) == 2, "the words of two panels, at the size of panels"
+    folder, words = reports(tmp_path), "Some words. " * 200
+    cells = [new_markdown_cell(f"# The {name}\n\n{words}") for name in ("old", "new", "last")]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "short.ipynb")
+    assert to_markdown(tmp_path / "short.ipynb", folder / "one.ipynb") is None
+    (made,) = render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    pages = [page.extract_text() for page in pypdf.PdfReader(made).pages]
+    assert len(pages) <= 2 and "2 The old" in pages[0] and "4 The last" in pages[-1]
+    assert all(len(page) > 3000 for page in pages[:-1]), "no page is half empty"
 
 
 def test_what_typst_warns_of_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
