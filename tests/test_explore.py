@@ -21,7 +21,7 @@ from conftest import CHECKOUT
 from test_book import browser, visit  # noqa: F401
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.context.methods import ContextSetting
 from lsai_core.optimizers.rounding import Noise, rounded
 from lsai_core.prediction.memory import PARTS, predict, usable_gib
