@@ -24,7 +24,8 @@ from lsai_lab.report.style import series_style
 MARKED = 40  # points of a line: with fewer, each has a marker
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
 _LOSSES = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}
-WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
+# Inches: of the text, and of one panel, which a phone shows whole and a column of the PDF at 5/6.
+WIDE, ALONE = 6.3, 4.0
 
 
 def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
@@ -262,7 +263,7 @@ def number_map(
             axes.add_patch(plt.Rectangle(place, 1, 1, color="#cccccc", linewidth=0))
         word = "–" if np.isnan(value) else text.format(value)
         weight = "bold" if strong[row, column] else "normal"
-        axes.text(column, row, word, ha="center", va="center", fontsize=8, weight=weight)
+        axes.text(column, row, word, ha="center", va="center", fontsize=8.5, weight=weight)
     axes.set_xticks(range(grid.shape[1]), [str(name) for name in grid.columns])
     axes.set_yticks(range(grid.shape[0]), [str(name) for name in grid.index])
     axes.grid(visible=False)
