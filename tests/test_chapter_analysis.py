@@ -49,8 +49,8 @@ def test_the_bars_lead_from_the_first_step_to_the_ideal_one() -> None:
     bars = waterfall(levers(runs)).set_index("what")
     changes = bars[bars["kind"] == "change"]["moved_ms"].sum()
     left = bars[bars["kind"] == "left"]["moved_ms"].sum()
-    assert bars.loc["eager", "to_ms"] + changes == pytest.approx(bars.loc["step now", "to_ms"])
-    assert bars.loc["step now", "to_ms"] + left == pytest.approx(bars.loc["ideal step", "to_ms"])
+    assert bars.loc["eager", "to_ms"] + changes == pytest.approx(bars.loc["fp8 step", "to_ms"])
+    assert bars.loc["fp8 step", "to_ms"] + left == pytest.approx(bars.loc["ideal step", "to_ms"])
 
 
 def test_compiling_pays_when_the_later_start_is_made_up() -> None:

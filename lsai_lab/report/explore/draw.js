@@ -80,7 +80,7 @@ const control = (name, { label, choices, range, entry, value, show }) => {
 // `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)`, the fields, and
 // `note(name, words)`, which says beside a field what becomes of its value. `off(name, when, value, words)`
 // lets a field stand at `value`, and says why, `when` that is true, and returns it; `limit(name, most, words)`
-// ends a slider at `most`, with words where that is before its usual end, and returns its value.
+// ends a slider at `most`, with words if it stands there before its usual end, and returns its value.
 export const explorable = (el, { title, about, fields }, update) => {
   const made = every(fields, (field, name) => control(name, field));
   const nodes = (more) => Object.keys(made).filter((name) => Boolean(fields[name].more) === more).map((name) => made[name].node);
@@ -107,7 +107,7 @@ export const explorable = (el, { title, about, fields }, update) => {
       const { field } = made[name], [least, usual] = fields[name].range;
       field.max = Math.min(most, usual);
       field.disabled = Number(field.max) <= least;
-      if (most < usual) view.note(name, words);
+      if (most < usual && field.value === field.max) view.note(name, words);
       return Number(field.value);
     },
     note: (name, words) => made[name].node.setAttribute("data-note", words),
@@ -166,12 +166,11 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
   };
   const X = scale(x, [left, width - right], "x"), Y = scale(y, [height - bottom, top], "y");
   const { node, add, text } = canvas(width, height, label);
-  const wanted = Math.max(3, Math.floor(width / 90));
   for (const [value, words] of yticks ?? ticksOf(y, log.includes("y"), 5).map((v) => [v, tick(v)])) {
     add("line", { x1: left, x2: width - right, y1: Y(value), y2: Y(value), class: "grid" });
     text(left - 5, Y(value) + 4, words, { "text-anchor": "end" });
   }
-  for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), wanted).map((v) => [v, tick(v)])) {
+  for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), Math.max(3, width / 90)).map((v) => [v, tick(v)])) {
     text(Math.min(X(value), width - 3.6 * words.length), height - bottom + 15, words, { "text-anchor": "middle" });
   }
   text((left + width - right) / 2, height - 4, xlabel, { "text-anchor": "middle" });

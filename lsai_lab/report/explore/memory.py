@@ -105,7 +105,7 @@ def picture(data: dict[str, Any]) -> Figure:
 
     from lsai_lab.report.colors import COLORS
 
-    asked = {"model": data["models"][0], "states": "bf16", "checkpoint": "none", "gpus": 1}
+    asked = {"model": DRAWN[0], "states": "bf16", "checkpoint": "none", "gpus": 1}
     asked |= {"fused": True, "tokens": 8192}
     row = next(row for row in data["rows"] if asked.items() <= row.items())
     slices = sum(data["slices"].values())

@@ -13,7 +13,7 @@ export const draw = (el, data) => {
     const value = Math.min(largest, Number(digits(2 ** power, 2)));
     const scale = now.scaled ? top / largest : 1;
     const there = Math.fround(value * scale), kept = stored(format, there), back = kept / scale;
-    const error = `${digits(100 * Math.abs(back / value - 1))}%`;
+    const error = `${digits(100 * Math.abs(back / value - 1), 2)}%`;
     page.say(`${now.scaled ? `${value} times the scale ${top} / ${largest} = ${digits(scale, 4)} is ${digits(there, 4)}. ` : ""}`
       + `${now.format} ${there > top ? "clips" : "stores"} ${digits(there, 4)} ${there > top ? "to" : "as"} ${digits(kept, 4)}`
       + `${now.scaled && kept ? `, which means ${digits(back, 4)}` : ""}: ${kept ? `${error} off` : "the value is lost"}.`);

@@ -54,7 +54,8 @@ const speeds = (measured, methods, now, width) => {
     const look = method === now.method ? { "stroke-width": 3.5 } : { opacity: 0.5, "stroke-width": 1.5 };
     if (!points.length) continue;
     plot.line(points, "currentColor", { ...look, ...method === "one" && { "stroke-dasharray": "5 4" } });
-    ends.push([methods[method] ?? "one GPU alone", ...points.at(-1), method === now.method ? { "font-weight": 700 } : {}]);
+    if (method === "one") plot.text(plot.X(points[0][0]), plot.Y(points[0][1]) - 9, "one GPU alone");
+    else ends.push([methods[method], ...points.at(-1), method === now.method ? { "font-weight": 700 } : {}]);
   }
   plot.ends(ends);
   return plot.node;

@@ -28,7 +28,7 @@ export const draw = (el, data) => {
     const gap = bfloat(bfloat(start), 0x10000) - bfloat(start);  // to the next larger number
     const end = (line) => line[now.steps], mean = sum(random.map(end)) / 8;
     const stuck = end(nearest) === nearest[0];
-    page.note("update", `${digits(update / gap, 2)} of the gap to the next number, ${digits(gap)}`);
+    page.note("update", `gap to the next number: ${digits(gap)}`);
     page.say(`To nearest the weight ${stuck ? "never moves" : "moves"}: the update, ${digits(update, 2)}, is `
       + `${digits(update / gap, 2)} times the distance to the next larger bf16 number, ${digits(gap)}. Rounded `
       + `stochastically, eight weights end between ${digits(Math.min(...random.map(end)), 4)} and `
