@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lsai_core.attention.choice import BACKENDS
-    from lsai_core.config.train import AttentionConfig, ModelConfig, TrainConfig
+    from lsai_core.config.model import AttentionConfig, ModelConfig
+    from lsai_core.config.train import TrainConfig
     from lsai_core.context.methods import ContextSetting
     from lsai_core.fp8.recipes import available_recipes
     from lsai_core.model.rope import rope_tables, rotate
@@ -77,7 +78,8 @@ warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", Runt
 # needs it.
 _WHERE = {
     "lsai_core.attention.choice": ("BACKENDS",),
-    "lsai_core.config.train": ("AttentionConfig", "ModelConfig", "TrainConfig"),
+    "lsai_core.config.model": ("AttentionConfig", "ModelConfig"),
+    "lsai_core.config.train": ("TrainConfig",),
     "lsai_core.context.methods": ("ContextSetting",),
     "lsai_core.fp8.recipes": ("available_recipes",),
     "lsai_core.model.rope": ("rope_tables", "rotate"),

@@ -39,9 +39,9 @@ import torch
 import yaml
 from nbformat.v4 import new_markdown_cell, new_notebook
 
-from lsai_core.base.files import deep_merge, read_jsonl
+from lsai_core.base.files import read_jsonl
 from lsai_core.base.limits import cpu_cores
-from lsai_core.config.strict import validated
+from lsai_core.config.strict import deep_merge, validated
 from lsai_core.config.train import DataConfig, TrainConfig
 from lsai_core.training.combinations import checked
 from lsai_lab.benches.machine import measure_ceilings

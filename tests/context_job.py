@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.config.train import AttentionConfig, GradCheckpoint, ModelConfig
+from lsai_core.config.model import AttentionConfig, GradCheckpoint, ModelConfig
 from lsai_core.context import METHODS, ContextParallel
 from lsai_core.model.transformer import build_model
 

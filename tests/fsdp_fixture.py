@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import predict
 from lsai_core.training.combinations import checked

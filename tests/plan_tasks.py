@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from verify_predictions import TOGETHER_GIB, measure, shape
 
 from lsai_core.base.files import read_jsonl, write_text
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.asked import Source

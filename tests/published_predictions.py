@@ -11,7 +11,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import GIB
 from lsai_core.profiling.gpus import OUTSIDE_GIB, find_gpu

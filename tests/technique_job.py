@@ -14,8 +14,7 @@ import torch
 
 from lsai_core import TrainConfig, predict, train
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
-from lsai_core.config.strict import validated
+from lsai_core.config.strict import deep_merge, validated
 from lsai_core.model.hf import save_hf
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.build import build_optimizer, kept_states, state_bytes

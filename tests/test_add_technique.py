@@ -93,7 +93,7 @@ BACKEND = Backend(
 '''
 # A model option: norms of queries and keys, a head's parameters each.
 QK_NORM = {
-    "lsai_core/config/presets.py": [
+    "lsai_core/config/model.py": [
         ("    tie_embeddings: bool = False\n", "    qk_norm: bool = False\n")
     ],
     "lsai_core/model/transformer.py": [

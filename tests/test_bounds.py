@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.presets import LARGEST_FACTOR
+from lsai_core.config.model import LARGEST_FACTOR
 from lsai_core.training.combinations import checked
 from lsai_lab.runs.kinds import KINDS, get_kind
 

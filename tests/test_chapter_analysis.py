@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from conftest import CHECKOUT
 
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import ModelConfig
 from lsai_lab.analysis.attention import kernel_lead, window_times
 from lsai_lab.analysis.roof import block_operations, least_times, tokens_to_fill
 from lsai_lab.analysis.step_time import compile_pays, gain_range, levers, waterfall

@@ -229,6 +229,12 @@ def test_too_few_seeds_decide_nothing_and_one_has_no_interval(checkout: Path) ->
     assert missing["verdict"] == "no data" and "baseline: no run" in missing["note"]
 
 
+def test_a_count_without_a_run_has_no_data(checkout: Path) -> None:
+    count = "kind: count, of: [baseline, bf16], sentence: '{value:.0f} of {total}'"
+    none = judge(checkout, rows(other=[1.0]), count)
+    assert none["verdict"] == "no data" and none["value"] is None
+
+
 def test_the_intervals_of_several_settings_hold_together(checkout: Path) -> None:
     runs = rows(baseline=[*SEEDS], bf16=apart(2, 1, 2, 1, 2), flash_attn=[*SEEDS])
     both = judge(checkout, runs, INTERVAL.replace("of: bf16", "of: [bf16, flash_attn]"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import CHECKOUT, Hazards, Project, write_run
 
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_lab.cli import app
 from lsai_lab.cli import prediction as prediction_module
 from lsai_lab.data.dataset import Dataset

@@ -21,7 +21,7 @@ from conftest import CHECKOUT
 from test_book import browser, visit  # noqa: F401
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.context.methods import ContextSetting
 from lsai_core.optimizers.rounding import Noise, rounded
 from lsai_core.prediction.memory import PARTS, predict, usable_gib
@@ -388,7 +388,7 @@ def test_numbers_are_stored_as_pytorch_stores_them(play: Callable[..., Any], nam
     assert said == "E4M3 clips 942 to 448: 52% off."
     put(page, largest=-1.04, value=-2.02)
     put(page, largest=-3.04)
-    assert page.locator("[name=value]").input_value() == "-3.07", "no value is larger than the largest"
+    assert page.locator("[name=value]").input_value() == "-3.07", "none is above the largest"
     assert noted(page, "value") == "at most the largest value"
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import Fp8Config, ModelConfig, TrainConfig
+from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.fp8 import packages
 from lsai_core.fp8 import recipes as fp8
 from lsai_core.fp8.recipes import RECIPES, linear_names

@@ -14,8 +14,9 @@ from test_checkpoint import Interrupted, stop_at, weights
 from torch import Tensor
 
 from lsai_core.base.errors import UserError
+from lsai_core.config.model import GradCheckpoint, ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import Fp8Config, GradCheckpoint, ModelConfig, TrainConfig
+from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.fp8 import recipes as fp8
 from lsai_core.fp8 import scales
 from lsai_core.fp8.fused import FusedFp8Linear, FusedFp8MLP

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.model.hf import load_hf, read_config, save_hf, slots
 from lsai_core.model.transformer import build_model
 

@@ -171,9 +171,7 @@ def deep(grad_checkpoint: Any = "full", **changes: Any) -> tuple[Transformer, Te
 
 
 @pytest.mark.parametrize("on_host", [6, 4])
-def test_inputs_wait_in_buffers_that_are_used_again(
-    on_host: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_wait_in_buffers_that_are_used_again(on_host: int) -> None:
     model, tokens = deep()
     wanted = {name: None for name, _ in model.named_parameters()}
     model(tokens, tokens).backward()
@@ -184,8 +182,7 @@ def test_inputs_wait_in_buffers_that_are_used_again(
         made.append(torch.empty_like(like))
         return made[-1]
 
-    monkeypatch.setattr("lsai_core.model.saved_inputs.host_buffer", host_buffer)
-    model.host_inputs = HostInputs(on_host)
+    model.around_block = HostInputs(on_host, host_buffer).of_block
     for _ in range(3):
         model.zero_grad()
         model(tokens, tokens).backward()
@@ -207,9 +204,7 @@ def test_inputs_wait_in_buffers_that_are_used_again(
         torch.testing.assert_close(parameter.grad, 2 * wanted[name])
 
 
-def test_what_the_device_holds_does_not_grow_with_the_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_device_holds_does_not_grow_with_the_layers() -> None:
     """Counted on a CPU without what was copied to the host, which here is of the same kind."""
     held: dict[tuple[int, int], int] = {}
     for layers in (2, 6):
@@ -220,13 +215,12 @@ def test_what_the_device_holds_does_not_grow_with_the_layers(
             tokens = torch.randint(300, (4, 32))
             buffers: list[Tensor] = []
             if host:
-                model.host_inputs = HostInputs(host)
 
                 def host_buffer(like: Tensor, buffers: list[Tensor] = buffers) -> Tensor:
                     buffers.append(torch.empty_like(like))
                     return buffers[-1]
 
-                monkeypatch.setattr("lsai_core.model.saved_inputs.host_buffer", host_buffer)
+                model.around_block = HostInputs(host, host_buffer).of_block
             with LiveTensors() as live:
                 before = sum(p.numel() * 4 for p in model.parameters())
                 loss = model(tokens, tokens)

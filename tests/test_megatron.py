@@ -11,8 +11,8 @@ import torch
 from conftest import CHECKOUT, TINY_MODEL
 
 from lsai_core.base.errors import Unavailable, UserError
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import ModelConfig
 from lsai_core.model.hf import slots
 from lsai_core.model.transformer import build_model
 from lsai_lab.analysis.peers import published_speeds

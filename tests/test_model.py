@@ -14,13 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.attention import resolve
 from lsai_core.base.errors import Unavailable
-from lsai_core.config.train import (
-    AttentionConfig,
-    BlockCheckpoint,
-    GradCheckpoint,
-    ModelConfig,
-    TrainConfig,
-)
+from lsai_core.config.model import AttentionConfig, BlockCheckpoint, GradCheckpoint, ModelConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import Transformer, build_model, count_parameters
 from lsai_core.training.combinations import refusal
 

@@ -11,7 +11,8 @@ import pytest
 from conftest import tiny
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, read_jsonl
+from lsai_core.base.files import read_jsonl
+from lsai_core.config.strict import deep_merge
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction.memory import predict
 from lsai_lab.runs.kinds import Context

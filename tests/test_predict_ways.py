@@ -15,7 +15,7 @@ import pytest
 from conftest import CHECKOUT
 from ways_memory_job import BASE, WAYS, run_of
 
-from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction.interleaved import Action, played
@@ -206,14 +206,16 @@ def test_a_gpus_memory_is_predicted_for_every_way_compiled(name: str) -> None:
 
 
 def test_time_is_predicted_where_messages_are_measured() -> None:
-    h100, h200 = find_gpu("h100"), find_gpu("h200")
+    """Among H100s they are, and an H200's link is as fast; an A100's is not."""
+    h100, h200, a100 = map(find_gpu, ("h100", "h200", "a100-80"))
     for name in ("fsdp", "ddp", "zero1", "zero2", "tp", "tp_fsdp", "pp", "pp_fsdp", "cp_tp"):
         config = run_of(name)
-        assert untimed(config, h100) is None and estimate(config, h100) is not None
-        unmeasured = untimed(config, h200)
+        for gpu in (h100, h200):
+            assert untimed(config, gpu) is None and estimate(config, gpu) is not None
+        unmeasured = untimed(config, a100)
         plain = name in ("fsdp", "zero2")  # what the data sheet's link is near enough for
-        assert plain == (unmeasured is None) == (estimate(config, h200) is not None)
-        assert plain or "among GPUs like H200 are not measured" in str(unmeasured)
+        assert plain == (unmeasured is None) == (estimate(config, a100) is not None)
+        assert plain or "among GPUs like A100-80 are not measured" in str(unmeasured)
 
 
 def test_a_pipeline_waits_for_a_micro_batch_of_every_other_stage() -> None:

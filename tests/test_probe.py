@@ -15,7 +15,8 @@ from conftest import CHECKOUT, Project
 from test_bad_input import refused
 
 import lsai_lab as lab
-from lsai_core.base.files import deep_merge, read_jsonl
+from lsai_core.base.files import read_jsonl
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.roofline import estimate
 from lsai_core.prediction.speeds import measured

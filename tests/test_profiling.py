@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.limits import cpu_cores, memory_gib
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.profiling.flops import Peak, flops_per_token, mfu, peak_for, theoretical_peak
 from lsai_core.profiling.memory import PhaseMemory, rss_peak_gib
 from lsai_core.profiling.steptime import PhaseClock, PowerMeter, StepTimer

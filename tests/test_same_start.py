@@ -12,8 +12,9 @@ import torch
 from conftest import TINY_MODEL, write_run
 
 from lsai_core.base.files import read_jsonl
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf import config_json
 from lsai_core.model.transformer import build_model, initial_values
 from lsai_core.training.loop import train

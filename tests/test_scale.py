@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsai_core.base.errors import UserError
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import DataConfig, ModelConfig, TrainConfig
+from lsai_core.config.train import DataConfig, TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_lab.analysis.scale import (
     Assumptions,

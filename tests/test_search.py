@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from conftest import CHECKOUT, tiny
 
-from lsai_core.base.files import deep_merge, flatten, read_jsonl
+from lsai_core.base.files import read_jsonl
+from lsai_core.config.strict import deep_merge, flatten
 from lsai_core.config.train import TrainConfig
 from lsai_lab.runs.kinds import Context
 from lsai_lab.runs.study import load_profile, load_study, resolve, study_names

@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import anybody
+import anybody_compiled
+import anybody_more
 import pytest
 import torch
 import torch.distributed as dist
@@ -184,13 +187,108 @@ def test_an_embeddings_gradient_is_summed_in_fp32() -> None:
 
 
 def breaks(x: Tensor) -> Tensor:
+    y = (x.sin() * 2).exp()
     print("here")
-    return x + 1
+    return (y.tanh() + x).cos()
+
+
+def test_a_broken_graph_is_followed() -> None:
+    """Each part keeps what it needs, as one of its own."""
+    with simulated_gpu("h100"):
+        x = torch.randn(2**20, device="cuda", requires_grad=True)
+        broken = kept(torch.compile(breaks), x)
+        first = kept(torch.compile(lambda x: (x.sin() * 2).exp()), x)
+        result = torch.compile(breaks)(x)
+        result.sum().backward()
+        assert x.grad is not None
+    assert first == x.nbytes and broken == 2 * x.nbytes  # the result of either
+
+
+def test_operators_between_two_graphs_count() -> None:
+    def between(x: Tensor) -> Tensor:
+        y = torch.sort(x * 2).values  # of no graph: Dynamo is told to leave it alone
+        return y
+
+    def step(x: Tensor) -> Tensor:
+        y = x.sin() + 1
+        return torch.compiler.disable(between)(y).exp() + y
+
+    with simulated_gpu("h100"):
+        x = torch.randn(2**20, device="cuda", requires_grad=True)
+        torch.cuda.reset_peak_memory_stats()
+        result = torch.compile(step)(x)
+        result.sum().backward()
+        peak = torch.cuda.max_memory_allocated()
+    assert peak >= 6 * x.nbytes  # x, y, its double, the sorted one, their places (8 bytes each)
+
+
+def test_layers_of_torch_that_dynamo_leaves_alone_run_as_before() -> None:
+    def peak(compiled: bool) -> float:
+        with simulated_gpu("h100") as gpu:
+            layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+            model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
+            if compiled:
+                model.compile()
+            x = torch.randn(8, 256, 256, device="cuda")
+            for _ in range(2):
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = model(x).square().mean()
+                loss.backward()
+        return gpu.peak_allocated_gib
+
+    assert peak(compiled=True) == pytest.approx(peak(compiled=False), rel=1e-6)
+
+
+def test_attention_without_a_mask_that_is_not_causal_is_plain_operations() -> None:
+    """So an H200 ran BERT and ViT; the same attention was one kernel without torch.compile."""
+
+    def attend(causal: bool) -> Callable[[Tensor], Tensor]:
+        return lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=causal)
+
+    with simulated_gpu("h100"):
+        options = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+        x = torch.randn(2, 4, 512, 64, **options)
+        scores = 4 * 2 * 4 * 512**2
+        eager, full = kept(attend(False), x), kept(torch.compile(attend(False)), x)
+        causal = kept(torch.compile(attend(True)), x)
+    assert eager == causal < scores < full
+
+
+@torch.compiler.disable
+def made(x: Tensor) -> Tensor:
+    return torch.zeros(2**20, device=x.device)
+
+
+def makes(x: Tensor) -> Tensor:
+    return x.sum() + made(x)
 
 
 def of_two_shapes(x: Tensor) -> Tensor:
     function = torch.compile(lambda y: y * 2)
     return function(x) + function(x[:4]).sum()
+
+
+class Patches(nn.Module):
+    """Pictures become tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, 512, 16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cut(x).flatten(2).mT.square().mean()
+
+
+def test_a_convolution_of_patches() -> None:
+    with simulated_gpu("h100") as gpu:
+        model = Patches().cuda()
+        pictures = torch.randn(32, 3, 224, 224, device="cuda")
+        for _ in range(2):
+            torch.compile(model)(pictures).backward()
+    tokens, weights = 4 * 32 * 14 * 14 * 512 / GIB, 4 * 512 * (3 * 256 + 1) / GIB
+    data = pictures.nbytes / GIB
+    assert gpu.phases["forward"] == pytest.approx(data + tokens + 2 * weights, rel=0.05)
+    assert gpu.phases["backward"] < data + 2.1 * tokens + 3 * weights
 
 
 def split_by_buckets(_: Tensor) -> None:
@@ -202,7 +300,7 @@ def split_by_buckets(_: Tensor) -> None:
     ("call", "said"),
     [
         (compiled_before, "compiled before it began"),
-        (lambda x: torch.compile(breaks)(x), "no single graph"),
+        (lambda x: torch.compile(makes)(x), "is made between two graphs"),
         (of_two_shapes, "shapes that vary"),
         (lambda x: torch.compile(breaks, mode="reduce-overhead"), "mode=reduce-overhead"),
         (lambda x: torch.compile(breaks, dynamic=True), "dynamic=True"),
@@ -217,6 +315,46 @@ def test_what_is_not_simulated_is_refused_in_one_line(
     with pytest.raises(UserError, match=said) as found, simulated_gpu("h100"):
         call(torch.randn(8, 8, device="cuda", requires_grad=True))
     assert len(str(found.value).splitlines()) == 1
+
+
+def whole_models(file: str) -> dict[str, dict[str, float]]:
+    path = CHECKOUT / "reports/predictions" / f"anybody_compiled{file}.json"
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+FAR = {"falcon_bf16_compiled"}  # 6 % too low: when the last layer's gradient is made
+
+
+def test_whole_models_against_an_h200() -> None:
+    """In sample: all of them were measured before this code was. BERT's and Gemma 2's sizes of
+    blocks told what their predictions lacked; nothing of GPT-2, Falcon, ViT and torch's encoder
+    was changed behind their first prediction."""
+    measured, said = whole_models(".h200.measured"), whole_models(".in_sample")
+    served = {name for name, found in said.items() if "error" not in found}
+    assert len(served) == 17 and {"bert_autocast_compiled", "gemma2_bf16_compiled"} <= served
+    for name in served:
+        error = said[name]["allocated"] / measured[name]["active"] - 1
+        assert abs(error) < (0.07 if name in FAR else 0.03), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma2_bf16_compiled", "gpt2_fp32_no_dropout_compiled"])
+def test_predictions_in_sample_are_those_of_the_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(anybody.CONFIGURATIONS, name, anybody_compiled.COMPILED[name])
+    both = ((anybody, "from_config"), (anybody, "built"), (anybody_more, "built"))
+    for module, function in both:
+        monkeypatch.setattr(module, function, getattr(module, function))  # compiled for this test
+    found, said = anybody.predict(name), whole_models(".in_sample")[name]
+    for which in ("allocated", "reserved"):
+        assert found[which] == pytest.approx(said[which], rel=1e-3)
+
+
+def test_other_whole_models_were_predicted_before_they_are_measured() -> None:
+    said = whole_models("")
+    assert set(said) == set(anybody_compiled.COMPILED)
+    assert not [name for name in said if name.startswith("drawn") and "error" in said[name]]
 
 
 def test_torch_compiles_as_before_afterwards() -> None:

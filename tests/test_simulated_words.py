@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsai_core import simulated_gpu
 from lsai_core.base.errors import UserError
-from lsai_core.profiling.watch import CAUSES, StepWatch
+from lsai_core.profiling.memory import CAUSES
+from lsai_core.profiling.watch import StepWatch
 
 GIB = 2**30
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import CHECKOUT, tiny, write_run
 
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import ModelConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.profiling.trace import result_name
 from lsai_core.training.loop import train
-from lsai_lab.analysis.ideal_step import ideal_step
+from lsai_lab.analysis.step_time import ideal_step
 from lsai_lab.data import Dataset
 from lsai_lab.runs.keep import record_runs
 from lsai_lab.runs.records import find_runs

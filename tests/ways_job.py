@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lsai_core.config.train import TrainConfig
-from lsai_core.model.rows import out_of_order, row_order
 from lsai_core.model.transformer import Transformer
 from lsai_core.parallel.processes import connect
+from lsai_core.parallel.rows import out_of_order
 from lsai_core.parallel.world import World
 from lsai_core.training.loop import train
 from lsai_core.training.sharded_checkpoint import export_hf
@@ -170,7 +170,7 @@ def whole_gradients(model: Transformer) -> dict[str, Tensor]:
         grad = parameter.grad
         assert grad is not None
         whole = grad.full_tensor() if isinstance(grad, DTensor) else grad.clone()
-        found[name] = out_of_order(whole, row_order(model.config, name, model.tp))
+        found[name] = out_of_order(whole, model.row_order(name))
     return found
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.optimizers.build import clip_and_update, kept_states, make_states
 from lsai_core.parallel.processes import connect

@@ -11,8 +11,6 @@ named: it runs, or it raises (`Unavailable`: this machine lacks something; `User
 combination can never work).
 """
 
-from __future__ import annotations
-
 from lsai_core.attention.choice import (
     BACKENDS,
     attention,

@@ -115,12 +115,12 @@ def resolve(
     head_dim: int,
     seq_len: int,
     window: int | None = None,
-    training: bool = True,
     *,
     causal: bool = True,
     grouped: bool = False,
 ) -> str:
-    """The name of the kernel that `attention(..., backend=backend)` runs for such inputs.
+    """The name of the kernel that `attention(..., backend=backend)` runs for such inputs, which
+    learn.
 
     Raises `Unavailable` if this machine lacks the kernel, `UserError` if the combination can never
     work; callers that want the error before the first step (or the name for a record) ask here.
@@ -137,7 +137,7 @@ def resolve(
         grouped,
         length,
         seq_len == 1,
-        training,
+        training=True,
     )
 
 

@@ -7,8 +7,6 @@ depends on the GPU's architecture, the head dimension, the mask and the length, 
 with each, so a request that was not measured takes the ranking of the nearest shape that was.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

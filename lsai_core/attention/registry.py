@@ -7,8 +7,6 @@ Two questions are kept apart, because they have different answers for the user.
 machine of that kind would answer differently.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

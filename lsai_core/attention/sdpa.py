@@ -11,8 +11,6 @@ Hopper). Sliding windows need a mask of S x S booleans here, because none of the
 window; only `math`, `efficient` and the CPU kernel of `flash` accept one.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention

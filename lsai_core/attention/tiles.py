@@ -1,7 +1,5 @@
 """What the kernels for tiles share: masks as bands, heads in front, gradients of grouped heads."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ A Mac has `clang++` before it has a compiler: until Apple's tools are installed 
 a compiler is one that tells its version.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -8,8 +8,6 @@ folder is deleted once nothing was added to it for a month. Where nothing can be
 answer is computed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

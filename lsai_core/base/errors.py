@@ -7,8 +7,6 @@ command line prints that line and exits with 2; a notebook shows the line below 
 else is a bug or a failed run and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import linecache
@@ -42,6 +40,20 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
     while frame is not None:
         yield frame
         frame = frame.tb_next
+
+
+def forget_frames(error: BaseException, inside: tuple[str, ...]) -> None:
+    """Leave frames of files in the folders `inside` out of the error's traceback, unless there are
+    no others."""
+    kept = [
+        frame
+        for frame in _frames(error)
+        if not frame.tb_frame.f_code.co_filename.startswith(inside)
+    ]
+    for frame, following in zip(kept, [*kept[1:], None], strict=bool(kept)):
+        frame.tb_next = following
+    if kept:
+        error.__traceback__ = kept[0]
 
 
 def _line_of(frame: TracebackType) -> list[str]:

@@ -1,11 +1,9 @@
-"""What everything else relies on with files: atomic writes, complete lines, nested mappings.
+"""What everything else relies on with files: atomic writes and complete lines.
 
 A file appears under its final name only when it is complete: it is written beside it under a
 temporary name, flushed to disk and renamed. A crash, a kill or a full disk leaves either the old
 file or the new one, never half of one.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -58,30 +56,3 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
-
-
-def nested(path: str, value: Any) -> dict[str, Any]:
-    """`value` at a path with dots: `("optim.lr", 1)` is `{"optim": {"lr": 1}}`."""
-    first, _, rest = path.partition(".")
-    return {first: nested(rest, value) if rest else value}
-
-
-def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, its keys with dots: the reverse of `nested`."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= (
-            flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
-        )
-    return flat
-
-
-def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """`override` laid over `base`, mapping by mapping; neither argument is changed."""
-    merged = dict(base)
-    for key, value in override.items():
-        old = merged.get(key)
-        merged[key] = (
-            deep_merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-        )
-    return merged

@@ -7,8 +7,6 @@ given memory as it uses it does not tell how much it will be; who knows says so:
 `LSAI_MEMORY_GIB=560`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ A laboratory can have files of its own beside these: `techniques/<kind>/<name>.p
 chooses it, it is imported when it is first needed, and its content is part of the key of a run.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

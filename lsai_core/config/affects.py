@@ -10,8 +10,6 @@ A field without this annotation affects everything, so that a new field is never
 matter to them with `affecting`, never with lists of names.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel

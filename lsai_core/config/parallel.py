@@ -1,7 +1,5 @@
 """Over how many processes a run is spread, and how they share the model."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator

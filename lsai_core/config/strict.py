@@ -1,14 +1,11 @@
 """The base of every config, and its errors in words: which file, which key, what is wrong, what may
-have been meant."""
-
-from __future__ import annotations
+have been meant; settings as nested mappings and by keys with dots."""
 
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lsai_core.base.errors import UnknownName, UserError, nearest
-from lsai_core.base.files import flatten
 from lsai_core.base.tables import Part, as_html, as_text
 
 
@@ -142,3 +139,30 @@ def changed_settings(before: Strict, after: Strict) -> dict[str, Any]:
     """The settings by dotted key in which `after` is another than `before`, as JSON values."""
     first, second = (flatten(each.model_dump(mode="json")) for each in (before, after))
     return {key: value for key, value in second.items() if first.get(key) != value}
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`value` at a path with dots: `("optim.lr", 1)` is `{"optim": {"lr": 1}}`."""
+    first, _, rest = path.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, its keys with dots: the reverse of `nested`."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= (
+            flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
+        )
+    return flat
+
+
+def deep_merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """`override` laid over `base`, mapping by mapping; neither argument is changed."""
+    merged = dict(base)
+    for key, value in override.items():
+        old = merged.get(key)
+        merged[key] = (
+            deep_merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
+    return merged

@@ -16,8 +16,17 @@ from pydantic import Field, model_validator
 
 # What fields affect; a field without such an annotation affects all.
 from lsai_core.config.affects import LATER, NOTHING, RESULT, STEP
+from lsai_core.config.model import (
+    MOST_LAYERS,
+    MOST_TOKENS,
+    AttentionConfig,
+    BlockCheckpoint,
+    GradCheckpoint,
+    ModelConfig,
+    Tokens,
+    in_blocks,
+)
 from lsai_core.config.parallel import ParallelConfig
-from lsai_core.config.presets import MOST_LAYERS, ModelConfig
 from lsai_core.config.strict import Strict
 
 Precision = Literal["fp32", "tf32", "bf16_autocast", "bf16_residual", "bf16"]
@@ -31,9 +40,6 @@ Fp8Recipe = Literal[
     "te_current",
     "te_block",
 ]
-GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
-# What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.
-BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
 LinearName = Literal["qkv", "attention_output", "gate_up", "down", "output"]
 TensorClass = Literal["embedding", "norms", "output", "matrices"]
 TENSOR_CLASSES: tuple[TensorClass, ...] = ("embedding", "norms", "output", "matrices")
@@ -42,23 +48,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 LARGEST_VOCABULARY = 262_144
 LOSSES = ("fused", "full")
 # Beyond any machine: such a number is a slip, and is refused where it is given.
-MOST_STEPS, MOST_TOKENS = 2**40, 2**27
+MOST_STEPS = 2**40
 MOST_SECONDS = 10_000_000.0  # 116 days
 Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
-Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
 Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
-
-
-class AttentionConfig(Strict):
-    """Which attention kernel. `window=W`: each position sees itself and the W-1 before it; None is
-    full causal attention."""
-
-    backend: str = Field(
-        "auto",
-        description="a file of lsai_core/attention/backends or techniques/attention, or auto: the "
-        "fastest known",
-    )
-    window: Tokens | None = None
 
 
 class DataConfig(Strict):
@@ -183,13 +176,6 @@ class CheckpointConfig(Strict):
     export: Annotated[bool, NOTHING] = Field(
         False, description="write a Hugging Face checkpoint with the tokenizer, <run>/model"
     )
-
-
-def in_blocks(mode: GradCheckpoint, layers: int) -> list[BlockCheckpoint]:
-    """What each block of a model does in `mode`."""
-    if mode == "alternating":
-        return ["mlp" if index % 2 else "selective" for index in range(layers)]
-    return [mode] * layers
 
 
 class TrainConfig(Strict):

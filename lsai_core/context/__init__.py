@@ -16,8 +16,6 @@ exchange    messages between ranks
 peer        torch's context parallelism
 """
 
-from __future__ import annotations
-
 from lsai_core.context.layout import Layout, Tile
 from lsai_core.context.methods import METHODS, ContextParallel, ContextSetting, Method, get_method
 from lsai_core.context.plan import Plan

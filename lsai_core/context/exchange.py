@@ -13,8 +13,6 @@ than `IN_FLIGHT_BYTES` are on their way; at lengths at which the host is the slo
 happens.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

@@ -13,8 +13,6 @@ The exchange is differentiable by itself: each way is the gradient of the other.
 the two are opaque to torch.compile.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

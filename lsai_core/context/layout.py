@@ -10,8 +10,6 @@ tiles. Inside a tile only a band may be missing, which kernels know how to skip:
 allowed for i - left <= j <= i + right.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,6 @@
 """Merging two partial outputs of attention by their log-sum-exp, in fp32, in place: on CUDA in one
 kernel."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

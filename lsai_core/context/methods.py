@@ -7,8 +7,6 @@ is left of the sequence goes around the ring. torch's own context parallelism (`
 the peer to compare with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,8 +6,6 @@ never repeats attention or its ring (the rematerialization-aware checkpointing o
 arXiv:2310.03294, section 3.3).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

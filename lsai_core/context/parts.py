@@ -1,8 +1,6 @@
 """What the operators of context parallelism work with, under a key: an operator takes no Python
 objects."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lsai_core.context.exchange import Exchange

@@ -8,8 +8,6 @@ the dispatch through DTensor is saved. It exists for CUDA only. Sources: PyTorch
 torch/distributed/tensor/experimental/_context_parallel.
 """
 
-from __future__ import annotations
-
 import functools
 from importlib import import_module
 from typing import Any

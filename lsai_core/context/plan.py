@@ -20,8 +20,6 @@ and gradients straight back. No rank waits for a block to be passed on, only the
 sent, and gradients travel once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

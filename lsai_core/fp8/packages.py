@@ -12,8 +12,6 @@ it in bf16. The compiler is kept out of these layers: a compiled block ends a gr
 starts the next behind it, so that norms, rotation and SwiGLU are still fused among themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

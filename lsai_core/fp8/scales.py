@@ -15,8 +15,6 @@ resumed run continues with the same scales, to the last bit. What validation see
 not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lsai_core.config.train import ModelConfig, TrainConfig
+    from lsai_core.config.model import ModelConfig
+    from lsai_core.config.train import TrainConfig
 
 # fp8 tensor cores read 16 bytes at a time: every dimension of a product must be a multiple
 MULTIPLE = 16

@@ -11,15 +11,15 @@ shapes of its results. Callers ask `serves(tensor)`, which is also true of fake 
 for a GPU's (`FakeGpu`).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import CustomOpDef, custom_op, infer_schema
 
 NOT_NVIDIA = (
     "is for NVIDIA's GPUs, and this PyTorch is built for AMD's (ROCm), where it is untested"
@@ -60,6 +60,21 @@ class FakeGpu(FakeTensorMode):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+def fake_operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Makes a function on fake tensors an operator that exists for these only."""
+
+    def operator(fake: Callable[..., Any]) -> CustomOpDef:
+        def real(*_: Any) -> None:
+            raise NotImplementedError(f"{name} exists for fake tensors only")
+
+        schema = infer_schema(fake, mutates_args=())
+        made = custom_op(name, real, mutates_args=(), schema=schema)
+        made.register_fake(fake)
+        return made
+
+    return operator
 
 
 def serves(tensor: Tensor) -> bool:

@@ -6,8 +6,6 @@ the logits. A row of 128K bf16 values is 256 KB, and the rows in flight fit the 
 so device memory is read once and written once.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

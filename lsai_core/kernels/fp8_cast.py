@@ -13,8 +13,6 @@ separate casts move over 30.
 (`lsai_core.fp8.scales`).
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -8,8 +8,6 @@ With m = max(lse_a, lse_b), w_a = exp(lse_a - m), w_b = exp(lse_b - m):
 Each value is read once and written once; as separate operations, `out_a` alone moves three times.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -10,8 +10,6 @@ the gradient that comes along the residual connection) and written once. torch.c
 the same takes about twice the time.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

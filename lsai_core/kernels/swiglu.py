@@ -7,8 +7,6 @@ forward pass. torch.compile's own version reads the halves twice, because it wri
 gradients by one masked concatenation.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -25,8 +25,6 @@ The chunked passes are custom operators: torch.compile would unroll the loop, an
 forward pass had.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsai_core import kernels
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.model import products
 
 

@@ -9,8 +9,6 @@ writing both follow that one table.
 the new one last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,9 +21,8 @@ from torch import Tensor
 
 from lsai_core.base.errors import Unavailable, UserError
 from lsai_core.base.files import atomic_writer, write_json
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.model.hf_config import CONFIG, KEYS, LLAMA, max_positions, read_config, read_json
-from lsai_core.model.rows import row_order
 from lsai_core.model.transformer import Transformer, fill, shaped
 
 __all__ = [
@@ -169,7 +166,7 @@ def fill_from(model: Transformer, folder: Path) -> None:
     for key, parameter in model.named_parameters():
         pieces = [_read(files[name], name) for name, _ in parts[key.replace("_orig_mod.", "")]]
         values = torch.cat(pieces).to(parameter.device, parameter.dtype)
-        fill(parameter, values, row_order(config, key, model.tp))
+        fill(parameter, values, model.row_order(key))
 
 
 def find_checkpoint(name: str) -> Path:

@@ -6,15 +6,13 @@ what changes neither memory nor time (another scaling of the rotary embeddings) 
 refuse what is another model, and say in which respect. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
 
 CONFIG = "config.json"

@@ -11,8 +11,6 @@ The price: the gradients are computed also if nobody asks for the backward pass 
 enabled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -7,8 +7,6 @@ forward pass is plain operations, which torch.compile fuses with the addition be
 Sennrich 2019, arXiv:1910.07467.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

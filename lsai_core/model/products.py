@@ -1,8 +1,6 @@
 """Sums of matrix products over chunks: the gradient of a weight whose tokens go through a layer in
 parts."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -16,8 +16,6 @@ Every block keeps its share of the memory, so two modes, one for so many blocks 
 others, come to any amount of memory between theirs (`checkpoint_blocks`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from lsai_core.config.presets import ModelConfig, RopeScaling
+from lsai_core.config.model import ModelConfig, RopeScaling
 
 
 def rope_tables(config: ModelConfig, positions_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ import contextlib
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,11 +42,11 @@ class HostInputs:
     """Keeps block inputs in host memory. Works on any device; on a CPU the copies are plain ones.
 
     `first`: the inputs of so many blocks, from the first block on, go to the host; the inputs of
-    the blocks after them stay on the GPU.
+    the blocks after them stay on the GPU. `new_buffer`: host memory for a tensor like this one.
     """
 
-    def __init__(self, first: int) -> None:
-        self._first = first
+    def __init__(self, first: int, new_buffer: Callable[[Tensor], Tensor]) -> None:
+        self._first, self._new_buffer = first, new_buffer
         self._free: defaultdict[Kind, list[Tensor]] = defaultdict(list)
         self._stream: torch.cuda.Stream | None = None
         self._leaving: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -83,16 +83,12 @@ class HostInputs:
     def _keep(self, x: Tensor) -> _Kept:
         self._settle()
         buffers = self._free[x.shape, x.dtype]
-        host = buffers.pop() if buffers else self.new_buffer(x)
+        host = buffers.pop() if buffers else self._new_buffer(x)
         event = self._copy(host, x)
         self._leaving = (x, event)
         kept = _Kept(self, host, x.device, self._last)
         self._last = weakref.ref(kept)
         return kept
-
-    def new_buffer(self, like: Tensor) -> Tensor:
-        """Host memory for one more input."""
-        return host_buffer(like)
 
     def _settle(self) -> None:
         """Free the GPU's memory of the input that was copied to the host last. What the computing

@@ -21,7 +21,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from lsai_core.attention.choice import attention
-from lsai_core.config.train import (
+from lsai_core.config.model import (
     AttentionConfig,
     BlockCheckpoint,
     GradCheckpoint,
@@ -46,11 +46,6 @@ from lsai_core.model.recompute import (
     selective_contexts,
 )
 from lsai_core.model.rope import rope_tables, rotate
-from lsai_core.model.rows import in_order, row_order
-
-if TYPE_CHECKING:
-    from lsai_core.context.methods import ContextParallel
-    from lsai_core.model.saved_inputs import HostInputs
 
 
 @dataclass(frozen=True)
@@ -82,6 +77,15 @@ def matmul_parameters(config: ModelConfig) -> int:
     return parameters.total if config.tie_embeddings else parameters.non_embedding
 
 
+class SharedSequences(Protocol):
+    """Sequences of which this process has a slice each (`lsai_core.context.methods`)."""
+
+    @property
+    def positions_S(self) -> Tensor: ...
+    def shard(self, x: Tensor) -> Tensor: ...
+    def attention(self, q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor: ...
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention over (B, S, d) with rotary positions."""
 
@@ -90,7 +94,7 @@ class Attention(nn.Module):
         self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
         self.head_dim = config.head_dim
         self.backend, self.window = attention_config.backend, attention_config.window
-        self.context: ContextParallel | None = None
+        self.context: SharedSequences | None = None
         self.attend = attention  # a prediction hands over what stands for a GPU's kernel
         self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.head_dim, bias=False)
         self.output = nn.Linear(config.d_model, config.d_model, bias=False)
@@ -162,8 +166,12 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
-def _alone(last: bool) -> AbstractContextManager[None]:
+def _nothing(*_: Any) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
+
+
+def _as_they_are(name: str) -> None:
+    return None
 
 
 class Transformer(nn.Module):
@@ -198,14 +206,17 @@ class Transformer(nn.Module):
             if config.tie_embeddings
             else nn.Linear(config.d_model, config.vocab_size, bias=False)
         )
-        self.tp = 1  # processes that share each matrix (`lsai_core.model.rows`)
-        self.context: ContextParallel | None = None
+        # By a parameter's name: which row of the whole matrix each row is, where processes share
+        # matrices and have them in another order; None where the order is the same.
+        self.row_order: Callable[[str], Tensor | None] = _as_they_are
+        self.context: SharedSequences | None = None
         self._positions_S: Tensor | None = None  # of this rank's slice, on the device
-        self.host_inputs: HostInputs | None = None
+        # What stands around each block's forward pass, by its index and its input (B, S, d).
+        self.around_block: Callable[[int, Tensor], AbstractContextManager[Any]] = _nothing
         self.loss = linear_cross_entropy
         # What processes that share the model do around a micro-batch, the last of a step or not,
         # and what they call in its place.
-        self.micro_batch: Callable[[bool], AbstractContextManager[Any]] = _alone
+        self.micro_batch: Callable[[bool], AbstractContextManager[Any]] = _nothing
         self.wrapper: Callable[..., Tensor] | None = None
         # Where processes share the blocks: the forward and backward passes of a step, from all its
         # tokens (N, S) and targets to the mean loss; and the processes.
@@ -228,7 +239,7 @@ class Transformer(nn.Module):
                 block.mlp.fused = type(block.mlp.down) is nn.Linear
                 block.mlp.chunk = mlp_chunk
 
-    def share_sequence(self, context: ContextParallel) -> None:
+    def share_sequence(self, context: SharedSequences) -> None:
         """From now on inputs are slices of sequences that a group of ranks shares
         (`lsai_core.context`).
 
@@ -279,11 +290,7 @@ class Transformer(nn.Module):
         if self.bf16_residual:
             x_BSD = x_BSD.bfloat16()
         for index, block in enumerate(self.blocks):
-            with (
-                contextlib.nullcontext()
-                if self.host_inputs is None
-                else self.host_inputs.of_block(index, x_BSD)
-            ):
+            with self.around_block(index, x_BSD):
                 x_BSD = block(x_BSD, cos, sin)
         return self.norm(x_BSD)
 
@@ -310,7 +317,7 @@ class Transformer(nn.Module):
             values = initial_values(
                 self.config, name, parameter.shape, seed, draw_on or parameter.device
             )
-            fill(parameter, values, row_order(self.config, name, self.tp))
+            fill(parameter, values, self.row_order(name))
 
 
 def initial_values(
@@ -334,8 +341,9 @@ def initial_values(
 @torch.no_grad()
 def fill(parameter: Tensor, values: Tensor, order: Tensor | None = None) -> None:
     """Copy whole `values` into a parameter, of which this process may hold a slice only, of rows in
-    another `order` (`row_order`)."""
-    values = in_order(values, order)
+    another `order` (`Transformer.row_order`)."""
+    if order is not None:
+        values = values[order.to(values.device)]
     # Imported here: it takes a second, and most who import this module (chapters, predictions,
     # commands) fill no weights.
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -13,8 +13,6 @@ first moment would be divided by eps. Norm weights, a vanishing share, keep mome
 dtype.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

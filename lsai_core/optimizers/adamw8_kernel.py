@@ -7,8 +7,6 @@ Values and codes are those of `lsai_core.optimizers.adam8bit`, found by arithmet
 table.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

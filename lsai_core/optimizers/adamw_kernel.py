@@ -10,8 +10,6 @@ Loshchilov and Hutter 2019, arXiv:1711.05101.
 How a bf16 weight is rounded: `lsai_core.optimizers.rounding`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """The optimizer of a run, gradient clipping, and the states in numbers. Which optimizers there are:
 `kinds/`, a file each."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -13,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lsai_core import kernels
 from lsai_core.base.errors import UserError
 from lsai_core.base.plugins import declared
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.train import OptimConfig
 from lsai_core.model.transformer import count_parameters, shaped
 from lsai_core.optimizers.base import (

@@ -4,8 +4,6 @@ An optimizer that is made of others may save some of its states and not load the
 some where nothing saves them. Its losses would then differ after a checkpoint, without a word.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

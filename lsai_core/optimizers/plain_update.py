@@ -8,8 +8,6 @@ On one core it updates some 45 million bf16 weights a second with stochastic rou
 with moments in 8 bits; torch's fused AdamW, 860 million.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -21,8 +21,6 @@ and finite values beyond the largest bf16 become what rounding to nearest makes 
 `lsai_core.optimizers.rounding_kernel` computes the same in Triton.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ update moves take 4 ps. Where groups of eight do not begin with the tile, as in 
 length is no multiple of 8, each element makes the call for itself: about 50 operations, 2 ps.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

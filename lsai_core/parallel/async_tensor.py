@@ -7,8 +7,6 @@ is PyTorch decides. What that saves, and what memory it takes beside PyTorch's a
 measured here: it has run on no GPU.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch

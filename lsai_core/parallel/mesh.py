@@ -4,8 +4,6 @@ Ranks are numbered with the processes that talk most as neighbours, so that they
 rank = (copy x shards + shard) x tp + place in the tensor-parallel group.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 

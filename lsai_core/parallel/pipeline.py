@@ -18,8 +18,6 @@ they can: weights stay whole from a step's first forward pass to its last backwa
 are whole until then, and are summed over the pipelines and cut into slices once a step.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What does not go with processes that share each matrix, or the blocks. Apart from the files that
 do it, because planning a run needs no torch."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

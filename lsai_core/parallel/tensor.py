@@ -15,8 +15,6 @@ words, for some tokens at a time; maximum, sum and the target's logit travel, th
 Norm weights are whole everywhere, and their gradients, of parts of the sequence, are summed.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch
@@ -36,13 +34,14 @@ from lsai_core.model.feed_forward import swiglu_down
 from lsai_core.model.loss import Reduction, linear_cross_entropy
 from lsai_core.model.norm import Norm
 from lsai_core.model.transformer import Block, Transformer
+from lsai_core.parallel.rows import row_order
 
 _SEQUENCE = 1  # the dimension of a part of (B, S, D)
 
 
 def share(model: Transformer, mesh: DeviceMesh) -> None:
     """Cut the matrices of `model` (on the meta device) over `mesh`, of one dimension, in place."""
-    model.tp = mesh.size()
+    model.row_order = functools.partial(row_order, model.config, mesh.size())
     by_rows = functools.partial(ColwiseParallel, input_layouts=Shard(_SEQUENCE))
     by_columns = functools.partial(RowwiseParallel, output_layouts=Shard(_SEQUENCE))
     plan = {
@@ -62,7 +61,7 @@ def share(model: Transformer, mesh: DeviceMesh) -> None:
             distribute_module(module, mesh)
             module.summed = (Partial(),)
         elif isinstance(module, Block):
-            heads, kv_heads, _ = (n // model.tp for n in module.attention.heads)
+            heads, kv_heads, _ = (n // mesh.size() for n in module.attention.heads)
             module.attention.heads = (heads, kv_heads, kv_heads)
             module.mlp.swiglu_down = functools.partial(_swiglu_down, mesh)
     model.loss = functools.partial(_loss, mesh)

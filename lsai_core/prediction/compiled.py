@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lsai_core.config.train import BlockCheckpoint
+from lsai_core.config.model import BlockCheckpoint
 from lsai_core.model.recompute import keep_attention, keep_expensive
 from lsai_core.prediction.inductor import Plan, is_part, root, schema
 from lsai_core.prediction.tracker import BODIES, SCRATCH, PurposeTracker

@@ -15,8 +15,6 @@ dimension and padded to equal slices. Where tensor parallelism shares the matric
 is counted an equal part of every unit, and where a pipeline shares the blocks, of their number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,8 +22,9 @@ from functools import cache
 
 import torch
 
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.precision import compute_dtype, weight_dtype
-from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters, shaped
 
 _MATRICES = 4  # of a block: what DDP sums at once, since each is larger than a bucket

@@ -33,22 +33,16 @@ from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.context.methods import ContextParallel, ContextSetting
 from lsai_core.fp8.recipes import convert
 from lsai_core.fp8.scales import Scales
+from lsai_core.kernels import fake_operator
 from lsai_core.model.norm import Norm, whole_weight
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.base import FactorOptimizer, parts_of, pieces
 from lsai_core.prediction.tracker import PurposeTracker
 
 
-@torch.library.custom_op("lsai::predicted_attention", mutates_args=())
+@fake_operator("lsai::predicted_attention")
 def _attention(
     q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, masked: bool, repeats: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@_attention.register_fake
-def _(
-    q_BSHD: Tensor, _k: Tensor, _v: Tensor, masked: bool, repeats: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, seq_len, heads, _ = q_BSHD.shape
     side = seq_len if masked else 0
@@ -59,7 +53,7 @@ def _(
     )
 
 
-@torch.library.custom_op("lsai::predicted_attention_backward", mutates_args=())
+@fake_operator("lsai::predicted_attention_backward")
 def _attention_backward(
     dout: Tensor,
     q: Tensor,
@@ -69,13 +63,6 @@ def _attention_backward(
     lse: Tensor,
     mask: Tensor,
     repeats: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@_attention_backward.register_fake
-def _(
-    _dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -258,27 +245,15 @@ class EngineLinear(nn.Linear):
         return _engine(x.flatten(0, -2), self.weight)[0].view(*x.shape[:-1], self.out_features)
 
 
-@torch.library.custom_op("lsai::predicted_engine", mutates_args=())
+@fake_operator("lsai::predicted_engine")
 def _engine(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@_engine.register_fake
-def _(x_MK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x8 = torch.empty_like(x_MK, dtype=torch.float8_e4m3fn)
     weight8 = weight_NK.new_empty((2, *weight_NK.shape), dtype=torch.float8_e4m3fn)
     return x_MK.new_empty((x_MK.shape[0], weight_NK.shape[0])), x8, weight8
 
 
-@torch.library.custom_op("lsai::predicted_engine_backward", mutates_args=())
+@fake_operator("lsai::predicted_engine_backward")
 def _engine_backward(
-    grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor
-) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@_engine_backward.register_fake
-def _(
     grad_MN: Tensor, x8_MK: Tensor, weight8_2NK: Tensor, weight_NK: Tensor
 ) -> tuple[Tensor, Tensor]:
     return grad_MN.new_empty(x8_MK.shape), torch.empty_like(weight_NK)

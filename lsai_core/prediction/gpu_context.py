@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ from torch.optim.optimizer import (
 )
 
 from lsai_core.base.attributes import attributes_as
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, forget_frames
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part
 from lsai_core.kernels import FakeGpu
@@ -41,16 +42,18 @@ from lsai_core.prediction.allocator import (
     Verdict,
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
-from lsai_core.prediction.moments import Moment, by_cause
 from lsai_core.prediction.presented import OnGpu, capability_of, presented, require_inside
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
 from lsai_core.prediction.simulated_compile import compiling
-from lsai_core.prediction.step_tracker import StepTracker
+from lsai_core.prediction.step_tracker import StepTracker, by_cause
 from lsai_core.prediction.tracker import ALLOCATION
 from lsai_core.profiling.gpus import OUTSIDE_GIB, Gpu, find_gpu, usable_gib
+from lsai_core.profiling.memory import Moment
 
 GIB = 2**30
+_HERE = Path(__file__).parent
+_FOLDERS = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("profiling")))
 _OPERATORS = 10  # that are shown one by one
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 # Whose update has a multi-tensor form that is not its default on a GPU.
@@ -98,9 +101,11 @@ class SimulatedGpu(Shown):
             self._stack.enter_context(context)  # type: ignore[arg-type]
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         self._stack.close()
         self._replayed = self._replay()
+        if isinstance(error, RuntimeError | UserError):  # of an operator: the program's own lines
+            forget_frames(error, _FOLDERS)
 
     def _name_weights(self, module: nn.Module, *_inputs: Any) -> None:
         if torch.compiler.is_compiling() or id(module) in self._seen:
@@ -272,11 +277,12 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
     its memory: `24GiB`), and nothing is allocated.
 
     Everything that happens inside counts, from the first tensor on: build the model and the
-    optimizer there, and run three steps, for states come with the first. Values do not exist:
-    `.item()` gives 0. Raises UserError for a model that was built outside, with the operator's
-    name where the program cannot be followed without values, and for what is not simulated:
-    flex_attention, tensor parallelism, torch.compile in other modes than its default or where it
-    makes no single graph (`simulated_compile.py`). DistributedDataParallel and FSDP2 are, as one
-    of their processes (`process.py`).
+    optimizer there, and run three steps, for states come with the first. A tensor that is made
+    without a device lies on the GPU. Values do not exist: `.item()` gives 0, and `torch.save`
+    writes nothing. Raises UserError for a model that was built outside, with the operator's name
+    where the program cannot be followed without values, and for what is not simulated:
+    flex_attention, tensor parallelism, torch.compile in other modes than its default, for shapes
+    that vary, or of most convolutions (`simulated_compile.py`). DistributedDataParallel and FSDP2
+    are, as one of their processes (`process.py`). What PyTorch refuses raises its own errors.
     """
     return SimulatedGpu(find_gpu(gpu))

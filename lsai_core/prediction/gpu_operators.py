@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from lsai_core.kernels import fake_operator
 from lsai_core.prediction.fake_kernels import rms_norm
 from lsai_core.prediction.gpu_recurrent import GRU, PLAIN, lstm, of_gates
 
@@ -51,9 +52,9 @@ class GpuOperators:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*[Oo]verrid")
             for name, function in _OVERRIDES.items():
-                self._library.impl(name, function, "AutogradCPU")
+                self._library.impl(name, _untraced(function), "AutogradCPU")
             for name in _autocast_on_gpus():
-                self._library.impl(name, _cast(name), "AutocastCPU")
+                self._library.impl(name, _untraced(_cast(name)), "AutocastCPU")
             for name in _autocast_on_cpus_alone():
                 self._library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         _forget_kernels()
@@ -69,6 +70,11 @@ def _forget_kernels() -> None:
     for operator in torch._ops.get_cached_ops():
         operator._dispatch_cache.clear()
     torch._ops.reset_cached_ops()
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, at which torch.compile does not look where it breaks a graph."""
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]
 
 
 def _traced() -> bool:
@@ -195,6 +201,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     kernel = sdpa_kernel(q, k, v, attn_mask, is_causal, enable_gqa)
+    if _traced() and attn_mask is None and not is_causal:
+        kernel = MATH  # as an H200 ran BERT and ViT (PyTorch 2.11)
     if kernel == MATH:
         options = {"scale": scale, "enable_gqa": enable_gqa}
         math = aten._scaled_dot_product_attention_math
@@ -207,18 +215,11 @@ def _attention(
     return fused_attention(q, k, v, attn_mask, kernel)[0][..., :width]
 
 
-@torch.library.custom_op("lsai::fused_attention", mutates_args=())
+@fake_operator("lsai::fused_attention")
 def fused_attention(
     q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, bias: Tensor | None, kernel: str
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, S, D) and log-sum-exp (B, H, S) of a fused kernel; for fake tensors only."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@fused_attention.register_fake
-def _(
-    q_BHSD: Tensor, _k: Tensor, v_BKTD: Tensor, bias: Tensor | None, kernel: str
-) -> tuple[Tensor, Tensor]:
+    """Output (B, H, S, D) and log-sum-exp (B, H, S) of a fused kernel."""
     batch, heads, length = q_BHSD.shape[:3]
     width = v_BKTD.shape[-1]
     out_BHSD = torch.empty_like(q_BHSD)
@@ -229,18 +230,11 @@ def _(
     return out_BHSD, q_BHSD.new_empty((batch, heads, rows), dtype=torch.float32)
 
 
-@torch.library.custom_op("lsai::fused_attention_backward", mutates_args=())
+@fake_operator("lsai::fused_attention_backward")
 def fused_attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and the bias (empty if it learns nothing); for fake tensors only."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@fused_attention_backward.register_fake
-def _(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and the bias (empty if it learns nothing)."""
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if bias is None:
         return *gradients, q.new_empty(0)

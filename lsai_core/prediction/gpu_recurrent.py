@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsai_core.kernels import fake_operator
+
 LSTM, GRU, PLAIN = 4, 3, 1  # gates
 # Values that are reserved of a layer, direction and step; those of LSTM and GRU off the sizes of
 # blocks on an H100 (cuDNN 9).
@@ -76,7 +78,7 @@ def of_gates(gates: int) -> Callable[..., tuple[Tensor, Tensor]]:
     return run
 
 
-@torch.library.custom_op("lsai::recurrent", mutates_args=())
+@fake_operator("lsai::recurrent")
 def recurrent(
     x_TBD: Tensor,
     hx: Tensor,
@@ -88,20 +90,6 @@ def recurrent(
     train: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, last hidden and cell states, and what is reserved for the backward pass (bytes)."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@recurrent.register_fake
-def _(
-    x_TBD: Tensor,
-    hx: Tensor,
-    cx: Tensor,
-    weights: list[Tensor],
-    gates: int,
-    layers: int,
-    dropout: float,
-    train: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     length, batch = x_TBD.shape[:2]
     directions, width = hx.shape[0] // layers, hx.shape[2]
     out = x_TBD.new_empty((length, batch, directions * width))
@@ -111,16 +99,11 @@ def _(
     return out, torch.empty_like(hx), torch.empty_like(cx), kept
 
 
-@torch.library.custom_op("lsai::recurrent_backward", mutates_args=())
+@fake_operator("lsai::recurrent_backward")
 def recurrent_backward(
     dout: Tensor, x: Tensor, hx: Tensor, weights: list[Tensor], gates: int
 ) -> list[Tensor]:
     """Gradients of the input and both states, and of all weights in one buffer."""
-    raise NotImplementedError("exists for fake tensors only")
-
-
-@recurrent_backward.register_fake
-def _(dout: Tensor, x: Tensor, hx: Tensor, weights: list[Tensor], gates: int) -> list[Tensor]:
     total = sum(weight.numel() for weight in weights)
     return [*(torch.empty_like(tensor) for tensor in (x, hx, hx)), x.new_empty(total)]
 

@@ -24,6 +24,8 @@ from lsai_core.prediction.work import PRODUCTS
 
 # a value of more reads is kept in memory, if a sum of longer rows and something else read it
 READS, ROW = 4, 1024
+# one of more reads ends a loop's body: what follows is another that reads it (`realize_hint`)
+BODY_READS = 8
 
 # Operators whose kernels add to memory at places that values say: their results are memory.
 _SCATTERS = (
@@ -108,6 +110,8 @@ class Plan:
         nodes = list(graph.nodes)
         self.output = nodes[-1]
         self.reads: dict[fx.Node, set[fx.Node]] = {}
+        # what the body of a loop reads that makes a node: memory, sums, results of other bodies
+        self._body: dict[fx.Node, dict[fx.Node, None]] = {}
         self._sums: set[fx.Node] = set()  # reductions, and what they are fused into
         self._real = self._materialized(nodes)
         kernels = self._fused()
@@ -148,7 +152,18 @@ class Plan:
                 or (_summed_and_read(node) and len(self.reads[node]) > READS)
             ):
                 real[node] = None
+            self._body[node] = self._read_by_body(sources, real)
         return real
+
+    def _read_by_body(
+        self, sources: list[fx.Node], real: dict[fx.Node, None]
+    ) -> dict[fx.Node, None]:
+        read: dict[fx.Node, None] = {}
+        for source in sources:
+            before = self._body.get(source, {})
+            ends = source in real or len(before) > BODY_READS or _sums_up(source)
+            read |= {source: None} if ends else before
+        return read
 
     def _fused(self) -> list[Kernel]:
         """A fused result is made with others that read the same, behind all that it needs: sums
@@ -254,7 +269,11 @@ class Plan:
         return taken
 
     def _writes_over(self, kernel: Kernel, node: fx.Node, source: fx.Node) -> bool:
-        """Whether nothing of `kernel` but what `node` waits for reads `source`, too."""
+        """Whether nothing of `kernel` but what `node` waits for reads `source`, too. A body that
+        reads what another one made of the same size writes over that."""
+        made = self._body[node].keys() - self._real.keys()
+        if source not in self._body[node] or any(_kind(one) == _kind(node) for one in made):
+            return False
         others = (other for other in kernel if other is not node and source in self.reads[other])
         waits = all(other in self.reads[node] or _longer(source, other) for other in others)
         return _is_fused(node) and source not in kernel and source in self.reads[node] and waits
@@ -270,6 +289,11 @@ def _levels(kernels: list[Kernel], drops: list[list[fx.Node]]) -> list[int]:
 def _longer(source: fx.Node, node: fx.Node) -> bool:
     """Whether `source` has more elements than `node`."""
     return _kind(node)[1] < _kind(source)[1]
+
+
+def _sums_up(node: fx.Node) -> bool:
+    """Whether it is a reduction, whose result is a buffer of its own."""
+    return _is_fused(node) and any(_longer(root(read), node) for read in node.all_input_nodes)
 
 
 def _summed_and_read(node: fx.Node) -> bool:

@@ -10,8 +10,6 @@ process halve the waiting; played through, they can make it longer.
 A message takes no time of its own here: what processes send is part of their time.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

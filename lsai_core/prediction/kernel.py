@@ -4,8 +4,6 @@ Memory and time of a step follow from the kernel, and the kernel from the GPU's 
 from the packages that are installed: with a sliding window torch alone masks S x S scores.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Collection, Sequence

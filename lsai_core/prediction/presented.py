@@ -9,6 +9,7 @@ while `presented` is open.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import sys
 import warnings
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
@@ -51,10 +54,19 @@ class OnGpu(TorchFunctionMode):
             raise UserError(
                 "simulated_gpu has no values for NumPy; .item() and .tolist() give zeros"
             )
+        if (
+            func is torch.Tensor.__format__
+            and isinstance(args[0], FakeTensor)
+            and not args[0].dim()
+        ):
+            return format(args[0].item(), *args[1:])
         if func in _MOVES:
             return self._moved(func, args, given, kwargs)
         if _is_cpu(given.get("device")) or (func is torch.tensor and "device" not in given):
             with self._tracker.at("host"):
+                return func(*args, **kwargs)
+        if _is_cuda(given.get("device")):
+            with self._tracker.at("sent"):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -71,24 +83,42 @@ class OnGpu(TorchFunctionMode):
         if to_host and not self._tracker.lies_on_host(source):
             with self._tracker.at("host"):
                 return source.clone()
+        said = func is torch.Tensor.cuda or any(map(_is_cuda, devices))
         if to_gpu and self._tracker.lies_on_host(source):
-            with self._tracker.at("GPU"):
+            with self._tracker.at("sent" if said else "GPU"):
                 return source.clone()
+        if said:
+            self._tracker.send(source)
         return source
 
 
 class Places(Protocol):
     """Knows where tensors are."""
 
-    def at(self, place: Literal["GPU", "host"]) -> contextlib.AbstractContextManager[None]: ...
+    def at(
+        self, place: Literal["host", "GPU", "sent"]
+    ) -> contextlib.AbstractContextManager[None]: ...
 
     def lies_on_host(self, tensor: Tensor) -> bool: ...
 
+    def send(self, tensor: Tensor) -> None: ...
+
 
 def _here(value: Any) -> Any:
-    if isinstance(value, str) and value.partition(":")[0] == "cuda":
-        return CPU
-    return CPU if isinstance(value, torch.device) and value.type == "cuda" else value
+    return CPU if _is_cuda(value) else value
+
+
+def _is_cuda(value: Any) -> bool:
+    kind = value if isinstance(value, str) else getattr(value, "type", None)
+    return isinstance(value, str | torch.device) and str(kind).partition(":")[0] == "cuda"
+
+
+def _zeros(tensor: Tensor) -> Any:
+    """What `tolist` gives, without asking for each value."""
+    zero: Any = tensor.new_zeros(()).item()
+    for size in reversed(tensor.shape):
+        zero = [copy.copy(zero) for _ in range(size)] if isinstance(zero, list) else [zero] * size
+    return zero
 
 
 def _is_device(value: Any) -> bool:
@@ -115,6 +145,11 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         (nn.Module, "_apply", _apply({})),
         # programs that ask whether a tensor is fake, and would then trace, get no for an answer
         (torch._subclasses, "FakeTensor", _Nothing),
+        (FakeTensor, "tolist", _zeros),
+        (torch._subclasses.fake_tensor.log, "disabled", True),  # it repeats what is raised
+        (torch, "save", lambda *_arguments, **_options: None),  # there are no values to save
+        (torch.cuda.memory, "memory_stats_as_nested_dict", lambda *_, **__: _statistics(memory)),
+        (DataLoader, "_get_iterator", _in_this_process),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
         (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
     ]
@@ -187,6 +222,31 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
         "max_memory_reserved": lambda *_: memory.reserved(),
         "mem_get_info": lambda *_: (about.total_memory - memory.reserved(), about.total_memory),
     }
+
+
+def _statistics(memory: SimpleNamespace) -> dict[str, Any]:
+    """`torch.cuda.memory_stats`, nested. What is not simulated is zero."""
+    bytes_of = {"allocated_bytes": memory.live, "active_bytes": memory.live}
+    bytes_of |= {"requested_bytes": memory.live, "reserved_bytes": memory.reserved}
+    peaks = dict.fromkeys(bytes_of, memory.peak) | {"reserved_bytes": memory.reserved}
+    counts = ("allocation", "active", "segment", "inactive_split", "inactive_split_bytes")
+    nothing = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+    found: dict[str, Any] = {
+        name: {pool: dict(nothing) for pool in ("all", "large_pool", "small_pool")}
+        for name in (*bytes_of, *counts)
+    }
+    for name, current in bytes_of.items():
+        found[name]["all"] |= {"current": current(), "peak": peaks[name]()}
+    for name in ("oversize_allocations", "oversize_segments"):
+        found[name] = dict(nothing)
+    return found | {"num_ooms": 0, "num_alloc_retries": 0}
+
+
+def _in_this_process(loader: DataLoader[Any]) -> _SingleProcessDataLoaderIter:
+    """A data loader's iterator. Workers could not send fake tensors, and take no GPU memory."""
+    alone = copy.copy(loader)
+    alone.num_workers, alone.timeout, alone.prefetch_factor = 0, 0, None
+    return _SingleProcessDataLoaderIter(alone)
 
 
 def _accelerator(answers: dict[str, Callable[..., Any]]) -> list[tuple[Any, str, Any]]:

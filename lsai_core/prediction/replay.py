@@ -10,8 +10,6 @@ Two things no simulation knows: where the driver puts segments, and what compile
 measure kernels in the first step. A *shaken* replay draws both.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Sequence

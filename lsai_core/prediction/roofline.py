@@ -20,9 +20,9 @@ timed alone, costs (a copied byte is 1, others are seconds) of the training runs
 Other GPUs are an H200 at the ratio of the data sheets. A device with a passport (`lsai probe`) has
 the passport's rates and costs; what that leaves out is the table's.
 
-Messages, where they were measured, go at the rate of their size, and products beside them last
-longer, as measured; otherwise weights go at the data sheet's rate of the link. On a CPU nothing is
-hidden: the host's time is part of the step's.
+Messages, where they were measured on GPUs with as fast a link, go at the rate of their size, and
+products beside them last longer, as measured; otherwise weights go at the data sheet's rate of the
+link. On a CPU nothing is hidden: the host's time is part of the step's.
 """
 
 from __future__ import annotations
@@ -297,8 +297,13 @@ class Speed:
 
 
 def _messages_among(gpu: Gpu) -> Sequence[Message]:
-    """How fast GPUs like `gpu` exchange messages: by its passport, else as the table has it."""
-    return _shipped_messages(gpu.driver_name) if gpu.passport is None else gpu.passport.messages
+    """How fast GPUs like `gpu` exchange messages: by its passport, else as the table has it of
+    them, or else of GPUs whose link is as fast by the data sheet."""
+    if gpu.passport is not None:
+        return gpu.passport.messages
+    names = [gpu.driver_name, *measured()["messages"]]
+    alike = (name for name in names if find_gpu(name).link_gb_per_s == gpu.link_gb_per_s)
+    return next(filter(None, map(_shipped_messages, alike)), ())
 
 
 @functools.cache

@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from lsai_core.config.model import BlockCheckpoint
 from lsai_core.config.precision import compute_dtype, residual_dtype, weight_dtype
-from lsai_core.config.train import BlockCheckpoint, Fp8Config, TrainConfig
+from lsai_core.config.train import Fp8Config, TrainConfig
 from lsai_core.context.exchange import IN_FLIGHT_BYTES
 from lsai_core.context.heads import key_heads
 from lsai_core.context.methods import get_method
@@ -228,8 +229,6 @@ class _Simulation:
         if not self._trainer.keeps_gradients:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        if model.host_inputs is not None:
-            model.host_inputs.new_buffer = self._host_buffer  # type: ignore[method-assign]
 
     def _host_buffer(self, like: Tensor) -> Tensor:
         buffer = torch.empty_like(like)
@@ -259,10 +258,10 @@ class _Simulation:
         return model, mesh
 
     def _adapt(self, model: Transformer, dtype: torch.dtype) -> None:
-        trainer, config = self._trainer, self._config
+        trainer, config = self._trainer, self._config.model_copy(update={"compile": False})
         trainer.reshape(model)
         model.to(dtype)
-        adapt(model, config.model_copy(update={"compile": False}), convert_as(trainer.linear_names))
+        adapt(model, config, convert_as(trainer.linear_names), self._host_buffer)
         for block in model.blocks:
             assert isinstance(block, Block)
             if self._on_gpu:

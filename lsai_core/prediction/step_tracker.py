@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,11 +24,36 @@ from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
-from lsai_core.prediction.moments import Moment, Moments, by_cause
 from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
-from lsai_core.profiling.memory import Phase, running_phase
+from lsai_core.profiling.memory import Moment, Phase, cause_of_results, running_phase
 
-Place = Literal["GPU", "host"]
+Place = Literal["host", "GPU", "sent"]  # `sent`: on the GPU, as the program says in words
+# Operators (words of their names) that take tensors of the host beside a GPU's. A tensor of no
+# dimension goes with all others.
+_BOTH = ("copy", "index", "packed", "pack_padded", "ctc_loss", "tensor_split", "set_")
+
+
+class Moments(list[Moment]):
+    """A list that shows itself in a line."""
+
+    def __repr__(self) -> str:
+        return f"{len(self):,} moments, [0] the first: phase, operator, bytes_of, allocated_gib"
+
+
+@functools.cache
+def _cause_of(purpose: str) -> str:
+    """Of an operator's results as their phase says; all else is its own cause."""
+    phase, of_operator, _ = purpose.partition(": ")
+    return cause_of_results(phase) if of_operator else purpose
+
+
+def by_cause(bytes_of: Mapping[str, int]) -> Counter[str]:
+    """Bytes by purpose, summed up by cause."""
+    found: Counter[str] = Counter()
+    for purpose, size in bytes_of.items():
+        if size:
+            found[_cause_of(purpose)] += size
+    return found
 
 
 class StepTracker(PurposeTracker):
@@ -39,6 +66,7 @@ class StepTracker(PurposeTracker):
         super().__init__(on_gpu=True)
         self.moments = Moments()
         self._place: Place | None = None
+        self._sent: set[int] = set()  # storages that a program put on the GPU in words
         self.updating = False
         self._operator = ""
         self._entered: Phase | None = None
@@ -99,9 +127,14 @@ class StepTracker(PurposeTracker):
         if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
             func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
         self._operator = func.name().partition("::")[2].partition(".")[0]
-        if self._place is None and self._reads_host(args, kwargs):
-            with self.at("host"):
-                return self.__torch_dispatch__(func, types, args, kwargs)
+        before = self._place
+        self._place = before or self._place_of(func, args, kwargs)
+        try:
+            return self._run(func, types, args, kwargs)
+        finally:
+            self._place = before
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if (phase := self._phase_of(func)) != self._entered:
             self._entered = phase
             self.enter(phase)
@@ -153,9 +186,28 @@ class StepTracker(PurposeTracker):
             return True
         return storage_of(tensor)._cdata in self._on_host
 
-    def _reads_host(self, args: Any, kwargs: Any) -> bool:
+    def send(self, tensor: Tensor) -> None:
+        """A program says that `tensor` lies on the GPU, and not only leaves out where it lies."""
+        self._sent.add(storage_of(tensor)._cdata)
+
+    def _place_of(self, func: Any, args: Any, kwargs: Any) -> Place | None:
+        """Where an operator's results lie by what it reads. RuntimeError, as PyTorch's, for a
+        tensor of the host beside one that was put on the GPU."""
         read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        return bool(read) and all(self.lies_on_host(value) for value in read)
+        host = [value for value in read if self.lies_on_host(value)]
+        if len(host) == len(read):
+            return "host" if host else None
+        sent = [value for value in read if storage_of(value)._cdata in self._sent]
+        if not sent:
+            return None
+        name = func.name()
+        both = func.namespace != "aten" or any(word in name for word in _BOTH)
+        if not both and max(map(Tensor.dim, sent)) and any(map(Tensor.dim, host)):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"cuda:0 and cpu! ({name.partition('.')[0]}, in simulated_gpu)"
+            )
+        return "sent"
 
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self._known:
@@ -164,9 +216,15 @@ class StepTracker(PurposeTracker):
         if self._place == "host":
             self.keep_on_host(storage)
             return
+        if self._place == "sent":
+            self._sent.add(storage._cdata)
         self._born_at[storage._cdata] = len(self.moments)
         with self.purpose(self.cause()):
             super()._see_storage(storage)
+
+    def _freed(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        self._sent.discard(key)
+        super()._freed(key, reference)
 
 
 def _some_value(func: Any, args: Any) -> Any:

@@ -4,8 +4,6 @@ Steps of different techniques have different numbers of events. Cut into equal s
 they can be laid over one another.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

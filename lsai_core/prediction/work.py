@@ -7,8 +7,6 @@ product, `bytes` what these read and write; `compiled kernels` (products, too) a
 are those of compiled blocks. Attention's time follows from the config.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any

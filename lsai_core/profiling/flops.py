@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.config.train import ModelConfig, Precision
+from lsai_core.config.model import ModelConfig
+from lsai_core.config.train import Precision
 from lsai_core.model.transformer import matmul_parameters
 from lsai_core.profiling.gpus import ALL_GPUS
 

@@ -13,12 +13,11 @@ stream) and *reserved* (taken from the driver). Every phase resets their peaks, 
 is the largest. On a CPU they are live tensor bytes (`live_tensors`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -29,8 +28,30 @@ from lsai_core.profiling.live_tensors import LiveTensors, Seed
 Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 Peaks = dict[str, int]  # kind ("allocated", "reserved", "active") -> bytes
+# Why a tensor is there, from the bottom of a picture to its top.
+CAUSES = ("weights", "gradients", "optimizer", "activations", "backward", "other")
 
 _GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes that are there after an operator that made or freed something, by cause."""
+
+    phase: Phase
+    operator: str
+    bytes_of: Mapping[str, int]
+
+    @property
+    def allocated_gib(self) -> float:
+        """All of them, in GiB."""
+        return sum(self.bytes_of.values()) / _GIB
+
+
+def cause_of_results(phase: str) -> str:
+    """Results of the forward pass's operators wait for the backward pass (`activations`); those of
+    another phase are in use there."""
+    return "activations" if phase == "forward" else phase
 
 
 def running_phase(updating: bool) -> Phase:

@@ -6,8 +6,6 @@ takes it in their place (`Gpu.passport`). Beside them stand messages between GPU
 power. A passport may come from anywhere: it is read as data, and whatever it says is checked here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

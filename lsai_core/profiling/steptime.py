@@ -6,8 +6,6 @@ completed anyway, so the host never waits; on a CPU a clock is exact. A duration
 two marks. Work that is no step (validation, a checkpoint) is kept out by `restart()`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import threading

@@ -15,14 +15,11 @@ ones are timed. What runs within `loss.backward()` is the backward pass, what ru
 `optimizer.step()` the optimizer, and everything else the forward pass.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -33,24 +30,20 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lsai_core.base.errors import UserError
 from lsai_core.profiling.live_tensors import LiveTensors
-from lsai_core.profiling.memory import PHASES, Phase, running_phase
+from lsai_core.profiling.memory import (
+    CAUSES,
+    PHASES,
+    Moment,
+    Phase,
+    cause_of_results,
+    running_phase,
+)
 from lsai_core.profiling.trace import KernelEvent, kernel_events, top_kernels
 
 GIB = 2**30
-# Why a tensor is there, from the bottom of a picture to its top.
-CAUSES = ("weights", "gradients", "optimizer", "activations", "backward", "other")
 MEMORY_STEP, FIRST_TRACED, TRACED = 1, 3, 2
 STEPS = FIRST_TRACED + TRACED + 1  # that a whole answer needs
 _BACKWARD = "autograd::engine::evaluate_function"
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Live bytes by cause after an operator that made or freed something."""
-
-    phase: Phase
-    operator: str
-    bytes_of: dict[str, int]
 
 
 class CauseTracker(LiveTensors):
@@ -101,15 +94,10 @@ class CauseTracker(LiveTensors):
             self.note(func.name().partition("::")[2].partition(".")[0])
         return result
 
-    def _cause(self) -> str:
-        if self._born_as is not None:
-            return self._born_as
-        return {"forward": "activations"}.get(self.phase, self.phase)
-
     def _see_storage(self, storage: torch.UntypedStorage) -> None:
         key, before = storage._cdata, self.live
         super()._see_storage(storage)
-        cause = self._causes.setdefault(key, self._cause())
+        cause = self._causes.setdefault(key, self._born_as or cause_of_results(self.phase))
         self._by_cause[cause] += self.live - before
 
     def _freed(self, key: int, reference: Any) -> None:
@@ -201,8 +189,7 @@ class StepWatch:
         """The peak of live tensors in each phase."""
         peaks: dict[str, float] = {}
         for moment in self.live_moments:
-            size = sum(moment.bytes_of.values()) / GIB
-            peaks[moment.phase] = max(size, peaks.get(moment.phase, 0.0))
+            peaks[moment.phase] = max(moment.allocated_gib, peaks.get(moment.phase, 0.0))
         return {phase: peaks[phase] for phase in PHASES if phase in peaks}
 
     @property
@@ -210,7 +197,7 @@ class StepWatch:
         """What was live at the highest moment, by cause."""
         if not self.live_moments:
             return {}
-        highest = max(self.live_moments, key=lambda moment: sum(moment.bytes_of.values())).bytes_of
+        highest = max(self.live_moments, key=lambda moment: moment.allocated_gib).bytes_of
         return {cause: highest[cause] / GIB for cause in CAUSES if highest.get(cause)}
 
     @property

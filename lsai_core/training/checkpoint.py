@@ -7,8 +7,6 @@ without it there is no checkpoint, so a kill during saving costs the new one and
 Older ones are removed after a newer one is safely on disk.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -6,8 +6,6 @@ everywhere, not only where it would run. Whoever plans, begins or predicts a run
 that need torch are imported where a setting asks for them: planning a usual run takes no seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -15,15 +13,10 @@ from pydantic import BaseModel
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import declared, file_adds, names, own
+from lsai_core.config.model import MOST_TOKENS
 from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.strict import validated
-from lsai_core.config.train import (
-    LOSSES,
-    MOST_TOKENS,
-    TENSOR_CLASSES,
-    OptimConfig,
-    TrainConfig,
-)
+from lsai_core.config.train import LOSSES, TENSOR_CLASSES, OptimConfig, TrainConfig
 
 T = TypeVar("T", bound=BaseModel)
 

@@ -6,8 +6,6 @@ freed, the process reuses it. Only speed changes: the memory figures count live 
 searches within an allocation limit tell it the opposite.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 # From glibc's malloc.h.

@@ -110,9 +110,8 @@ def open_checkpoints(config: TrainConfig, folder: Path, world: World) -> checkpo
         return checkpoint.WholeCheckpoints(folder, config.checkpoint.keep)
     from lsai_core.training.sharded_checkpoint import ShardedCheckpoints
 
-    return ShardedCheckpoints(
-        folder, config.checkpoint.keep, config.tokens_per_step // config.seq_len, world
-    )
+    sequences = config.tokens_per_step // config.seq_len
+    return ShardedCheckpoints(folder, config.checkpoint.keep, sequences, world, config.parallel.tp)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ the embedding whose token never came is 0. A weight that the optimizer keeps in 
 (`optim.rounded`), loses nothing where its bf16 copy stays.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ steps with a single synchronization. Every `flush` ends with complete lines on d
 keeps what it had measured.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The files of a laboratory (`techniques/`) that a run names, and the hash of what they do: part of
 the run's key, and of the question that a prediction answers."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel
 
 from lsai_core.base.code import own_hash

@@ -1,12 +1,10 @@
 """Reading a distributed checkpoint whose matrices have their rows in another order.
 
 Processes that share each matrix keep the rows of query, key and value, and of gate and up, in the
-order of their parts (`lsai_core.model.rows`), and save them so. A run of another number of such
+order of their parts (`lsai_core.parallel.rows`), and save them so. A run of another number of such
 processes asks for each of its rows where it lies: the weights and all that the optimizer keeps of
 them.
 """
-
-from __future__ import annotations
 
 import itertools
 import re
@@ -21,9 +19,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorSt
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from lsai_core.config.presets import ModelConfig
-from lsai_core.model.rows import row_order
+from lsai_core.config.model import ModelConfig
 from lsai_core.optimizers.base import local
+from lsai_core.parallel.rows import row_order
 
 _PARAMETER = re.compile(r"blocks\.\d+\.\w+\.\w+\.weight")
 
@@ -58,8 +56,8 @@ class RowsInOrder(dcp.DefaultLoadPlanner):
         found = _PARAMETER.search(item.dest_index.fqn)
         if found is None or len(item.lengths) != 2:
             return None
-        own = row_order(self._config, found[0], self._tp)
-        saved = row_order(self._config, found[0], self._saved)
+        own = row_order(self._config, self._tp, found[0])
+        saved = row_order(self._config, self._saved, found[0])
         if own is None and saved is None:
             return None
         rows = saved if own is None else own

@@ -12,8 +12,6 @@ DCP's metadata and small values are pickles, which run what they name. So nothin
 checksums in `complete.json` hold, and no pickle that names anything but what DCP itself writes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle
@@ -34,10 +32,10 @@ from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_json
 from lsai_core.config.parallel import MOST_PROCESSES
 from lsai_core.model.hf import save_hf
-from lsai_core.model.rows import out_of_order, row_order
 from lsai_core.model.transformer import Transformer
 from lsai_core.optimizers.base import held_here
 from lsai_core.optimizers.kept import kept, require_same
+from lsai_core.parallel.rows import out_of_order
 from lsai_core.parallel.world import World
 from lsai_core.training.checkpoint import beginning, checksum, progress
 from lsai_core.training.saved_rows import RowsInOrder
@@ -90,11 +88,13 @@ class ShardedCheckpoints:
     steps.
 
     `sequences`: what one optimizer step trains on, over all processes. A checkpoint is refused for
-    another number, since the next step would see other data.
+    another number, since the next step would see other data. `tp`: processes that share each
+    matrix.
     """
 
-    def __init__(self, folder: Path, keep: int, sequences: int, world: World) -> None:
+    def __init__(self, folder: Path, keep: int, sequences: int, world: World, tp: int = 1) -> None:
         self.folder, self.keep, self.sequences, self.world = folder, keep, sequences, world
+        self.tp = tp
         self._alone = not world.launched
         # Saving runs in a thread beside training and needs its own order of calls.
         self._group = None if self._alone else dist.new_group(backend="gloo")
@@ -124,7 +124,7 @@ class ShardedCheckpoints:
             with warnings.catch_warnings():  # DCP finds it remarkable that a process is alone
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")
                 where: dict[str, Any] = {"process_group": self._group, "no_dist": self._alone}
-                planner = _Values(getattr(model, "config", None), facts.get("tp", 1), _tp(model))
+                planner = _Values(getattr(model, "config", None), facts.get("tp", 1), self.tp)
                 dcp.load(state, checkpoint_id=saved[-1], planner=planner, **where)
             held = held_here(optimizer)
             groups = state["optimizer"]["param_groups"]
@@ -159,7 +159,7 @@ class ShardedCheckpoints:
         facts = {
             "step": step,
             "ranks": self.world.size,
-            "tp": _tp(model),  # the order of rows in its matrices
+            "tp": self.tp,  # the order of rows in its matrices
             "sequences_per_step": self.sequences,
             "train_s": train_s,
             "kept": self._kept(optimizer),
@@ -250,11 +250,6 @@ class ShardedCheckpoints:
         return facts
 
 
-def _tp(model: nn.Module) -> int:
-    """How many processes share each of its matrices."""
-    return model.tp if isinstance(model, Transformer) else 1
-
-
 def _complete_facts(path: Path) -> dict[str, Any]:
     """What `complete.json` of the checkpoint `path` says: of all its slices, and of steps that can
     be.
@@ -296,10 +291,7 @@ def export_hf(model: Transformer, folder: Path, world: World, *, max_seq_len: in
             plain = Transformer(model.config, model.attention_config)
         # Without what only training needs (the scales of fp8).
         plain.load_state_dict(
-            {
-                name: out_of_order(whole[name], row_order(model.config, name, model.tp))
-                for name in plain.state_dict()
-            },
+            {name: out_of_order(whole[name], model.row_order(name)) for name in plain.state_dict()},
             assign=True,
         )
         save_hf(plain, folder, max_seq_len=max_seq_len)

@@ -6,8 +6,6 @@ AdamW update (`optimizer.py`). What is measured around it and how often it is ca
 business (`loop.py`); searches call the same step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -15,10 +15,11 @@ from typing import Any
 import pandas as pd
 from pydantic import Field
 
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.parallel import ParallelConfig
 from lsai_core.config.precision import weight_dtype
 from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import ModelConfig, Precision, TrainConfig
+from lsai_core.config.train import Precision, TrainConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.optimizers.kinds.adamw import bytes_per_parameter
 from lsai_core.prediction.exchanges import exchanges, units

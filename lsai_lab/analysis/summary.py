@@ -17,7 +17,7 @@ from lsai_lab.runs.result_names import more_is_better, require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
 # at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
-# that study lies 0.4 to 4.1 % apart (`lsai_lab.analysis.sessions`): comparing them needs more.
+# that study lies 0.4 to 4.1 % apart (`lab.session_differences`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
 VARIANT = ("machine", "variant", "label")

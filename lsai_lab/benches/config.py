@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lsai_core.config.model import MOST_WIDTH, ModelConfig, Tokens
 from lsai_core.config.parallel import MOST_PROCESSES
-from lsai_core.config.presets import MOST_WIDTH, ModelConfig
 from lsai_core.config.strict import Strict
-from lsai_core.config.train import Seconds, Tokens
+from lsai_core.config.train import Seconds
 
 Width = Annotated[int, Field(gt=0, le=MOST_WIDTH)]
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"]

@@ -107,10 +107,8 @@ NAMES = {
     "lsai_lab.report.studies": ("parameters",),
     "lsai_lab.report.show": ("run_link", "say"),
     "lsai_lab.report.numbers": ("number",),
-    "lsai_lab.report.loss_chart": ("loss_chart",),
-    "lsai_lab.report.charts": ("panels", "thousands"),
+    "lsai_lab.report.charts": ("loss_chart", "number_map", "panels", "thousands"),
     "lsai_lab.report.colors": ("COLORS", "GPU_COLORS", "PALETTE"),
-    "lsai_lab.report.heatmap": ("number_map",),
     "lsai_lab.report.yours": (
         "own_runs",
         "or_nothing",
@@ -131,7 +129,6 @@ NAMES = {
         "spread",
         "with_range",
     ),
-    "lsai_lab.analysis.ideal_step": ("ideal_of",),
     "lsai_lab.analysis.attention": (
         "HEADS",
         "attention_curves",
@@ -159,6 +156,7 @@ NAMES = {
         "class_times",
         "compile_pays",
         "gain_range",
+        "ideal_of",
         "levers",
         "matmul_rates",
         "same_kernels",
@@ -171,7 +169,6 @@ NAMES = {
         "text_read",
         "training_loss",
     ),
-    "lsai_lab.analysis.sessions": ("session_differences",),
     "lsai_lab.analysis.scale": (
         "best_groupings",
         "checkpoint_costs",
@@ -199,6 +196,7 @@ NAMES = {
         "claims_with",
         "first_run_after",
         "one_setting",
+        "session_differences",
         "speed_noise",
     ),
     "lsai_lab.analysis.peers": (

@@ -31,6 +31,17 @@ _KERNELS = {"fa4": "FlashAttention-4", "sdpa_cudnn": "cuDNN"}
 _CHOSEN = {"attention": ", kernels by `auto`", "fused_optimizer": ", kernels named"}
 _REPEATS = ["machine", "study", "part", "variant"]
 _ACROSS = ["variant", "env.gpu", "batch_size"]
+SAME_WORK = [
+    "gpu",
+    "study",
+    "part",
+    "variant",
+    "attention_kernel",
+    "batch_size",
+    "seq_len",
+    "world_size",
+    "env.torch",
+]
 
 
 def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
@@ -69,6 +80,21 @@ def _apart(runs: pd.DataFrame, by: Sequence[str], over: str) -> tuple[float, flo
     groups = speeds.groupby(level=list(by)).agg(["min", "max", "size"])
     apart = (groups["max"] / groups["min"] - 1)[groups["size"] > 1]
     return float(apart.median()), float(apart.max()), len(apart)
+
+
+def session_differences(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of each work that `runs` (rows of `lab.load`) hold under several labels of a machine, which
+    are sessions or GPUs of one model: `SAME_WORK`; `sessions`, how many; `low` and `high`, the
+    tokens/s of the slowest and the fastest (medians); `spread`, high over low less 1. The smallest
+    spread first."""
+    good = runs[runs["outcome"] == "ok"].reindex(columns=[*SAME_WORK, "machine", "tokens_per_s"])
+    good = good.dropna(subset=[*SAME_WORK, "tokens_per_s"])
+    medians = good.groupby([*SAME_WORK, "machine"], as_index=False)["tokens_per_s"].median()
+    found = medians.groupby(SAME_WORK, as_index=False)["tokens_per_s"].agg(
+        sessions="count", low="min", high="max"
+    )
+    found = found[found["sessions"] > 1].assign(spread=lambda rows: rows["high"] / rows["low"] - 1)
+    return found.sort_values("spread", kind="stable").reset_index(drop=True)
 
 
 def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
@@ -119,19 +145,11 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
 def first_run_after(judged: pd.DataFrame) -> pd.Series:
     """How long after its bound was set the first run that decides a claim began; negative where it
     began before, NaT where one is unknown."""
-    times = judged[["bound_set", "first_run"]].apply(pd.to_datetime, format="ISO8601", utc=True)
-    return times["first_run"] - times["bound_set"]
+    return _time(judged["first_run"]) - _time(judged["bound_set"])
 
 
-def _days(judged: pd.DataFrame) -> pd.DataFrame:
-    """The day on which each bound was set, `Nov 3`, and how long after it the first run began."""
-    after = first_run_after(judged)
-    day = (
-        pd.to_datetime(judged["bound_set"], format="ISO8601", utc=True)
-        .dt.strftime("%b %d")
-        .str.replace(" 0", " ")
-    )
-    return pd.DataFrame({"bound set": day.fillna("–"), "first run": after.map(_duration)})
+def _time(texts: pd.Series) -> pd.Series:
+    return pd.to_datetime(texts, format="ISO8601", utc=True)
 
 
 def _duration(time: pd.Timedelta) -> str:
@@ -150,7 +168,10 @@ def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     `bound`, `measured`, `bound set`, `first run` (how long after that), `section`, `run`."""
     declared = load_claims()
     found = judged.reset_index()
-    rows = claims_table(found, declared).join(_days(found))
+    rows = claims_table(found, declared)
+    day = _time(found["bound_set"]).dt.strftime("%b %d").str.replace(" 0", " ")
+    rows["bound set"] = day.fillna("–")
+    rows["first run"] = first_run_after(found).map(_duration)
     rows["kind"] = rows["verdict"].map([*VERDICTS[1:], VERDICTS[0]].index)
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]

@@ -287,6 +287,8 @@ def _curves(claim: Claim, rows: pd.DataFrame) -> Found:
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
     used = rows_of(rows, claim.of)
+    if used.empty:
+        raise NoData(f"no run of part {claim.of.part} of study {claim.of.study}")
     good = used[used["outcome"] == "ok"].reindex(
         columns=[*used.columns.union(claim.of.metric, sort=False)]
     )

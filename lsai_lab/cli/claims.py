@@ -59,6 +59,9 @@ def claims(
         print(json.dumps(as_records(found), indent=1, ensure_ascii=False))
     else:
         _show(found, declared, full)
+    if absent := sorted({claim.machine for claim in declared.values()} - {*runs["machine"]}):
+        gone = f"no record of {', '.join(absent)} in reports/recorded; git restores what is gone"
+        print(wrapped(gone, "  "), file=sys.stderr)
     if not found["held"].all():
         raise typer.Exit(1)
 

@@ -1,12 +1,12 @@
 """`lsai techniques`, `longest`: what makes a run fit a GPU, and the longest sequence that fits."""
 
 import json
+from functools import partial
 
 from tqdm import tqdm
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import Gpu, find_gpu
-from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.prediction import FORMATS
 from lsai_lab.cli.tables import say, table
@@ -14,12 +14,12 @@ from lsai_lab.predictions.asked import Source, describe, gpu_called, sizes_that_
 
 
 def techniques(
-    study: ask.StudyOption = None,
-    variant: ask.VariantOption = None,
-    model: ask.ModelOption = None,
-    hf: ask.HfOption = None,
-    gpu: ask.GpuOption = None,
-    gpus: ask.GpusOption = None,
+    study: opt.StudyOption = None,
+    variant: opt.VariantOption = None,
+    model: opt.ModelOption = None,
+    hf: opt.HfOption = None,
+    gpu: opt.GpuOption = None,
+    gpus: opt.GpusOption = None,
     batch_size: opt.BatchOption = None,
     profile: opt.ProfileOption = None,
     set_: opt.SetOption = None,
@@ -33,13 +33,13 @@ def techniques(
 
 
 def longest(
-    study: ask.StudyOption = None,
-    variant: ask.VariantOption = None,
-    model: ask.ModelOption = None,
-    hf: ask.HfOption = None,
-    gpu: ask.GpuOption = None,
-    installed: ask.InstalledOption = None,
-    gpus: ask.GpusOption = None,
+    study: opt.StudyOption = None,
+    variant: opt.VariantOption = None,
+    model: opt.ModelOption = None,
+    hf: opt.HfOption = None,
+    gpu: opt.GpuOption = None,
+    installed: opt.InstalledOption = None,
+    gpus: opt.GpusOption = None,
     batch_size: opt.BatchOption = None,
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
@@ -97,9 +97,7 @@ def _show_longest(config: TrainConfig, gpu: Gpu, as_json: bool, installed: str |
     from lsai_lab.predictions.will_fit import expected_kernel, timed
     from lsai_lab.predictions.will_fit import longest as find_longest
 
-    def kernel_of(asked: TrainConfig) -> str | None:
-        return expected_kernel(asked, gpu, installed)
-
+    kernel_of = partial(expected_kernel, gpu=gpu, packages=installed)
     run, found, limited = find_longest(config, gpu, kernel_of)
     kernel, gpus, peak, host = kernel_of(run), run.parallel.world_size, found.peak, found.host
     time = timed(run, gpu, kernel)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import Unavailable, UserError
-from lsai_core.base.files import flatten
+from lsai_core.config.strict import flatten
 from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import Gpu
 from lsai_lab.cli.script import SHOWN

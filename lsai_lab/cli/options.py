@@ -1,11 +1,46 @@
 """Options that several commands share, and how they become config overrides."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lsai_core.base.errors import UserError
 from lsai_lab.project.files import merged, parse_overrides
+
+# Which run is meant (`lsai_lab.predictions.asked`), and where.
+StudyOption = Annotated[str | None, typer.Option(help="Study in params/studies.")]
+VariantOption = Annotated[str | None, typer.Option(help="Variant of the study.")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="A preset (course, llama3-8b, ...), in bf16 and compiled.")
+]
+HfOption = Annotated[
+    Path | None, typer.Option(help="The same of a Hugging Face config.json, or its folder.")
+]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(
+        help="One GPU, e.g. rtx4090, b200, 'a100 80gb', a MIG slice, or its memory: 24GiB, "
+        "which vendors call 24 GB (24GB here is 24 x 10^9 bytes)."
+    ),
+]
+GpusOption = Annotated[
+    int | None, typer.Option(min=1, help="Shard over so many GPUs (parallel.fsdp).")
+]
+PassportOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Times at the rates of this passport, a file of `lsai probe`, on its device; without "
+        "it, at rates that come with this package."
+    ),
+]
+InstalledOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Packages with attention kernels there: fa2,fa3,fa4, or none; default: those of "
+        "this environment."
+    ),
+]
 
 ProfileOption = Annotated[
     str | None, typer.Option(help="Machine profile in params/profiles; detected if not given.")

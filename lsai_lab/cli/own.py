@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import flatten
+from lsai_core.config.strict import flatten
 from lsai_lab.cli.options import AnyStudy, FullOption, JsonOption
 from lsai_lab.cli.tables import counts, say, show_rows, table
 from lsai_lab.project.files import parse_value

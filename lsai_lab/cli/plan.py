@@ -11,7 +11,6 @@ import typer
 
 from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import MARGIN
-from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.tables import say
 from lsai_lab.predictions.asked import Source
@@ -60,19 +59,19 @@ ArgumentsOption = Annotated[
 
 
 def plan(
-    study: ask.StudyOption = None,
-    variant: ask.VariantOption = None,
-    model: ask.ModelOption = None,
-    hf: ask.HfOption = None,
+    study: opt.StudyOption = None,
+    variant: opt.VariantOption = None,
+    model: opt.ModelOption = None,
+    hf: opt.HfOption = None,
     tokens: TokensOption = None,
     seq_len: LengthOption = None,
-    gpu: ask.GpuOption = None,
-    gpus: ask.GpusOption = None,
+    gpu: opt.GpuOption = None,
+    gpus: opt.GpusOption = None,
     budget: BudgetOption = None,
     numerics: NumericsOption = NumericsName.harmless,
     margin: MarginOption = MARGIN,
-    installed: ask.InstalledOption = None,
-    passport: ask.PassportOption = None,
+    installed: opt.InstalledOption = None,
+    passport: opt.PassportOption = None,
     write_yaml: YamlOption = None,
     torchtitan: TitanOption = None,
     hf_args: ArgumentsOption = None,

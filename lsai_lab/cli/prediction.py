@@ -5,6 +5,7 @@ What imports torch is imported where it is needed: an answer from the disk cache
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +13,10 @@ import typer
 
 from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf_config import AnotherModel
 from lsai_core.profiling.gpus import Gpu, find_gpu
 from lsai_core.profiling.passport import Passport
 from lsai_core.training.own_techniques import own_techniques
-from lsai_lab.cli import asked as ask
 from lsai_lab.cli import options as opt
 from lsai_lab.cli.hf_model import predict_hf_model
 from lsai_lab.cli.script import largest_batch_of, predict_script
@@ -77,16 +76,16 @@ _LESS = ("rates", "share")  # what goes first where the screen is too narrow
 
 
 def predict(
-    study: ask.StudyOption = None,
-    variant: ask.VariantOption = None,
-    model: ask.ModelOption = None,
-    hf: ask.HfOption = None,
+    study: opt.StudyOption = None,
+    variant: opt.VariantOption = None,
+    model: opt.ModelOption = None,
+    hf: opt.HfOption = None,
     toml: FileOption = None,
     trainer: TrainerOption = None,
-    gpu: ask.GpuOption = None,
-    passport: ask.PassportOption = None,
-    installed: ask.InstalledOption = None,
-    gpus: ask.GpusOption = None,
+    gpu: opt.GpuOption = None,
+    passport: opt.PassportOption = None,
+    installed: opt.InstalledOption = None,
+    gpus: opt.GpusOption = None,
     batch_size: opt.BatchOption = None,
     as_json: opt.JsonOption = False,
     profile: opt.ProfileOption = None,
@@ -158,9 +157,7 @@ def _with_largest_batch(asked: Asked, gpu: Gpu, installed: str | None) -> Asked:
     """The run with the largest batch that is predicted to fit `gpu`."""
     from lsai_lab.predictions.will_fit import expected_kernel, largest_batch
 
-    def kernel_of(config: TrainConfig) -> str | None:
-        return expected_kernel(config, gpu, installed)
-
+    kernel_of = partial(expected_kernel, gpu=gpu, packages=installed)
     with sizes_that_exist(asked.config):
         config = largest_batch(asked.config, gpu, kernel_of)
     found = f"the largest batch that fits {gpu.name} is {config.batch_size:,} sequences a GPU"

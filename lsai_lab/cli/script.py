@@ -10,6 +10,7 @@ import contextlib
 import json
 import runpy
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -28,7 +29,7 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
     """Run the script on a simulated `gpu` and print what it would take. False if it does not fit.
 
     The script's own errors are its own: they end it with their traceback. UserError where it made
-    no tensor, and for what cannot be simulated.
+    no tensor, for what cannot be simulated, and for what PyTorch refuses (with the script's line).
     """
     _require(path)
     found = _run(path, arguments, gpu)
@@ -112,6 +113,11 @@ def _execute(path: Path, arguments: Sequence[str]) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise UserError(f"--script {path} ended with {end.code}") from None
+    except RuntimeError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"--script {path}{lines[-1] if lines else ''}: {reason}") from error
     finally:
         sys.argv, sys.path[0] = before
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import deep_merge
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict, deep_merge, validated
 from lsai_lab.project.files import load_yaml
 
 LOCAL = "local"  # params/clusters/local.yaml is nobody's cluster: it holds one person's own values

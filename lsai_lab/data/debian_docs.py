@@ -35,7 +35,6 @@ LIST = Path(__file__).with_name("debian_docs.csv")  # path on the server, sha256
 HTML = re.compile(r"\.x?html?(\.gz)?$")
 OTHER_LANGUAGES = "/translations/"  # of the kernel's documentation
 TIMEOUT_S = (10, 60)  # connect, read
-CHUNK = 1 << 20
 
 
 def open_corpus(raw: Path, progress: bool) -> Corpus:

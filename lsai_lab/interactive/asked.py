@@ -10,8 +10,8 @@ from typing import Any
 
 from lsai_core.base.errors import UserError, hint
 from lsai_core.base.plugins import own_fault
-from lsai_core.config.presets import PRESETS
-from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.config.model import PRESETS, ModelConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf_config import CONFIG
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.run import Run, find_run

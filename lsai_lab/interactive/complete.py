@@ -17,7 +17,7 @@ import lsai_lab
 from lsai_core.attention.choice import BACKENDS
 from lsai_core.base.plugins import names, own
 from lsai_core.base.shown import Shown
-from lsai_core.config.presets import PRESETS
+from lsai_core.config.model import PRESETS
 from lsai_core.config.strict import Strict, dotted
 from lsai_core.config.train import LOSSES, TrainConfig
 from lsai_core.profiling.gpus import GPUS, find_gpu

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from lsai_core.base.files import deep_merge, flatten, nested
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict, deep_merge, flatten, nested, validated
 from lsai_lab.project.files import listed, parse_value
 from lsai_lab.runs.schema import Text
 from lsai_lab.runs.study import Study, matching
@@ -56,9 +55,6 @@ class _About(Strict):
     name: Annotated[Text, AfterValidator(_own_name)] | None = None
     tags: list[Text] = []
     note: Text | None = None
-
-
-ABOUT = tuple(_About.model_fields)
 
 
 def checked_about(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import deep_merge
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.precision import weight_dtype
-from lsai_core.config.train import ModelConfig, TrainConfig
+from lsai_core.config.strict import deep_merge
+from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.simulate import simulate
 from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked

@@ -21,10 +21,9 @@ import pandas as pd
 from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UnknownName, UserError
-from lsai_core.base.files import flatten
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value
-from lsai_core.config.strict import Strict
+from lsai_core.config.strict import Strict, flatten
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.planning import checked_about

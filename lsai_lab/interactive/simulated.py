@@ -4,7 +4,7 @@ import pandas as pd
 
 from lsai_core.prediction.gpu_context import GIB, SimulatedGpu
 from lsai_core.profiling.gpus import find_gpu
-from lsai_core.profiling.watch import CAUSES
+from lsai_core.profiling.memory import CAUSES
 from lsai_lab.interactive.asked import gpu_words
 from lsai_lab.report.show import Picture
 from lsai_lab.report.timelines import memory_picture

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
+from lsai_core.config.strict import deep_merge
 from lsai_lab.interactive.planning import about, as_nested, first_part
 from lsai_lab.launch.stop import Interrupted, Stopped
 from lsai_lab.project.files import listed

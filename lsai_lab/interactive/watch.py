@@ -9,8 +9,8 @@ import torch
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part
-from lsai_core.profiling.memory import PHASES
-from lsai_core.profiling.watch import CAUSES, GIB, STEPS, StepWatch
+from lsai_core.profiling.memory import CAUSES, PHASES
+from lsai_core.profiling.watch import GIB, STEPS, StepWatch
 from lsai_lab.report.show import Picture
 from lsai_lab.report.timelines import lanes, memory_picture
 from lsai_lab.runs.frames import Frame, Values

@@ -5,19 +5,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lsai_core.base.files import deep_merge
 from lsai_core.config.affects import affects
+from lsai_core.config.model import MOST_TOKENS, ModelConfig, Tokens
 from lsai_core.config.parallel import ParallelConfig
-from lsai_core.config.strict import Strict
-from lsai_core.config.train import (
-    MOST_STEPS,
-    MOST_TOKENS,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    Steps,
-    Tokens,
-)
+from lsai_core.config.strict import Strict, deep_merge
+from lsai_core.config.train import MOST_STEPS, DataConfig, OptimConfig, Steps
 from lsai_core.optimizers.base import own_update
 from lsai_lab.machine.environment import package_version
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_lab.peers.start import initial_weights
 
 # A Llama's tensors: Megatron's name with Transformer Engine's layers, where a norm belongs to the

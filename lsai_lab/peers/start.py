@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.model.hf import slots
 from lsai_core.model.transformer import fill, initial_values, shaped
 

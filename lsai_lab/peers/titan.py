@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from lsai_core.config.train import ModelConfig, OptimConfig
+from lsai_core.config.model import ModelConfig
+from lsai_core.config.train import OptimConfig
 from lsai_core.optimizers.base import decayed
 from lsai_lab.data import Dataset
 from lsai_lab.launch.launch import torchrun

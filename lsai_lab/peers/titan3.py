@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_lab.peers.config import PeerConfig
 from lsai_lab.peers.titan import FLAVOR, as_words, command, loader, rope_scaling, shared, watched
 from lsai_lab.peers.watch import Job

@@ -14,7 +14,7 @@ none of these   it decides nothing about memory
 from dataclasses import dataclass
 from typing import Any
 
-from lsai_core.config.presets import PRESETS
+from lsai_core.config.model import PRESETS
 
 BOOL, INT, NUMBER, TEXT = "true or false", "a whole number", "a number", "a text"
 TEXTS, LIST, BOOL_TEXT = "a list of texts", "a list", "true, false or a text"

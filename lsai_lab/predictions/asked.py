@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
+from lsai_core.config.model import PRESETS, ModelConfig
 from lsai_core.config.parallel import ParallelConfig
-from lsai_core.config.presets import PRESETS, ModelConfig
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.model import hf_config
 from lsai_core.profiling.gpus import GPUS, Gpu, find_gpu, passport_gpu

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.prediction.speeds import TABLE, measured
-from lsai_core.profiling.gpus import ALL_GPUS
+from lsai_core.profiling.gpus import ALL_DTYPES, ALL_GPUS
 from lsai_core.profiling.passport import Passport, Rates, read_passport
 from lsai_lab.machine.environment import device_label
 
 FOLDER = Path("reports") / "passports"  # of committed passports, in the project
-_DTYPES = ("bf16", "fp8", "tf32", "fp32")
 
 
 def figures(rates: Rates) -> dict[str, float]:
@@ -21,7 +20,7 @@ def figures(rates: Rates) -> dict[str, float]:
         "host to GPU, GB/s": rates.h2d_gb_per_s,
         "GPU to host, GB/s": rates.d2h_gb_per_s,
     }
-    curves = {dtype: getattr(rates, dtype) for dtype in _DTYPES}
+    curves = {dtype: getattr(rates, dtype) for dtype in ALL_DTYPES}
     best = {
         f"products in {dtype}, TFLOP/s": max(rate for _, rate in curve)
         for dtype, curve in curves.items()

@@ -15,7 +15,7 @@ import yaml
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.files import write_text
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.config.train import TrainConfig
 from lsai_core.training.combinations import checked
 from lsai_lab.peers.hf import of_optimizer, of_schedule

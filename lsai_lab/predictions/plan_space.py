@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
 from lsai_core.config.precision import weight_dtype
+from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import DataConfig, TrainConfig
 from lsai_core.model.loss import CHUNK_BYTES
 from lsai_core.optimizers.build import trained_bytes

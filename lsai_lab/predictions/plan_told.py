@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lsai_core.config.model import GradCheckpoint
 from lsai_core.config.strict import changed_settings
-from lsai_core.config.train import GradCheckpoint, TrainConfig
+from lsai_core.config.train import TrainConfig
 from lsai_core.profiling.gpus import ALL_GPUS, GPUS, MARGIN, find_gpu, spare_gib
 from lsai_lab.predictions.plan import KNOWN, TIE, Plan
 from lsai_lab.predictions.plan_predicted import USUAL, Tried, gpu_with

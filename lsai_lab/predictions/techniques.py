@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lsai_core.base.files import deep_merge, flatten
+from lsai_core.config.strict import deep_merge, flatten
 from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.memory import Prediction, predict, verdict
 from lsai_core.profiling.gpus import Gpu

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import MOST_TOKENS, GradCheckpoint, TrainConfig
+from lsai_core.config.model import MOST_TOKENS, GradCheckpoint
+from lsai_core.config.train import TrainConfig
 from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_named, packages_on
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import Prediction, predict, predict_ranks, verdict

@@ -16,8 +16,8 @@ import yaml
 from pydantic import AfterValidator
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge, flatten, nested
 from lsai_core.base.plugins import laboratory
+from lsai_core.config.strict import deep_merge, flatten, nested
 
 # The environment variable that a notebook has which is executed as a page, with nobody before it:
 # the folder from which its links are seen.

@@ -1,5 +1,6 @@
-"""The charts that most chapters need, in the report's style: bars with their value at the end, and
-lines with their name at the end. Anything else is plain matplotlib.
+"""The charts that several chapters need, in the report's style: bars with their value at the end,
+lines with their name at the end, intervals of both losses, and numbers on colours. Anything else is
+plain matplotlib.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +20,15 @@ from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 
 MARKED = 40  # points of a line: with fewer, each has a marker
+# Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
+_LOSSES = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}
 WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
 
 
-def panels(
-    columns: int = 1, rows: int = 1, height: float = 2.4, width: float = 0.0, **options: Any
-) -> Any:
-    """A figure with `columns` x `rows` axes. `height`: of a row; `width`: in inches, by default
-    that of the text for several columns, else what a phone shows whole; `options` of
-    `plt.subplots`."""
-    width = width or (WIDE if columns > 1 else ALONE)
+def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
+    """A figure with `columns` x `rows` axes, as wide as the text for several columns, else as what
+    a phone shows whole. `height`: of a row, in inches; `options` of `plt.subplots`."""
+    width = WIDE if columns > 1 else ALONE
     fig, axes = plt.subplots(rows, columns, figsize=(width, height * rows), **options)
     return shown_once(fig), axes
 
@@ -184,3 +184,53 @@ def _figure(axes: Axes) -> Figure:
     figure = axes.figure
     assert isinstance(figure, Figure)
     return figure
+
+
+def loss_chart(changes: pd.DataFrame, names: Mapping[str, str], axes: Axes) -> None:
+    """Draw a frame of `loss_changes`, a row a setting, the first on top: means of the seeds with
+    their intervals, in nats. `names`: of each variant, what its readers call it."""
+    places = np.arange(len(changes))
+    for kind, (shift, color) in _LOSSES.items():
+        axes.errorbar(
+            changes[kind],
+            places + shift,
+            xerr=changes[f"{kind}_half"],
+            fmt="o" if kind == "validation" else "s",
+            color=color,
+            capsize=2.5,
+            markersize=4,
+            label=f"{kind} loss",
+        )
+    axes.axvline(0, color="#444444", linewidth=0.8)
+    axes.set_yticks(places, [names[variant] for variant in changes.index])
+    axes.set(ylim=(len(changes) - 0.5, -0.5))
+    axes.grid(axis="y", visible=False)
+    axes.locator_params(axis="x", nbins=6)  # more would touch each other
+
+
+def number_map(
+    axes: Axes,
+    grid: pd.DataFrame,
+    limits: tuple[float, float],
+    *,
+    text: str = "{:.2f}",
+    gray: pd.DataFrame | None = None,
+    bold: pd.DataFrame | None = None,
+) -> None:
+    """Draw `grid` with its row and column names, each value by `text` on a colour between
+    `limits`; missing values as a dash. `gray`, `bold`: where True, cells of no colour, bold
+    numbers."""
+    hidden = np.zeros(grid.shape, bool) if gray is None else gray.to_numpy(bool)
+    strong = np.zeros(grid.shape, bool) if bold is None else bold.to_numpy(bool)
+    colored = np.where(hidden, np.nan, grid.to_numpy(float))
+    axes.imshow(colored, cmap="YlOrBr", vmin=limits[0], vmax=limits[1], aspect="auto")
+    for (row, column), value in np.ndenumerate(grid.to_numpy(float)):
+        if hidden[row, column]:
+            place = (column - 0.5, row - 0.5)
+            axes.add_patch(plt.Rectangle(place, 1, 1, color="#cccccc", linewidth=0))
+        word = "–" if np.isnan(value) else text.format(value)
+        weight = "bold" if strong[row, column] else "normal"
+        axes.text(column, row, word, ha="center", va="center", fontsize=8, weight=weight)
+    axes.set_xticks(range(grid.shape[1]), [str(name) for name in grid.columns])
+    axes.set_yticks(range(grid.shape[0]), [str(name) for name in grid.index])
+    axes.grid(visible=False)

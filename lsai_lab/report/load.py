@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeAlias
 import pandas as pd
 
 from lsai_core.base.errors import UserError, hint, no_column
-from lsai_core.base.files import flatten
+from lsai_core.config.strict import flatten
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.project.files import PAGE_FOLDER, listed, reading_root, shown_path
 from lsai_lab.runs.departures import departures

@@ -12,7 +12,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import flatten, write_text
+from lsai_core.base.files import write_text
+from lsai_core.config.strict import flatten
 from lsai_lab.predictions.recorded import table_path
 from lsai_lab.report.brand import write_colors
 from lsai_lab.report.explore import fits

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import flatten
+from lsai_core.config.strict import flatten
 from lsai_lab.runs.difference import planned_profile
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.session import Session, usual_profile

@@ -4,7 +4,7 @@ from typing import Any
 
 from lsai_core.base import tables
 from lsai_core.base.errors import Known, UnknownName, hint
-from lsai_core.base.files import flatten
+from lsai_core.config.strict import flatten
 
 
 class _Tabled(Known):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import flatten
+from lsai_core.config.strict import flatten
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.schema import DERIVED

@@ -8,8 +8,7 @@ that is gone says nothing by it where it did nothing, and else cannot be run aga
 from typing import Any
 
 from lsai_core.base.errors import UserError
-from lsai_core.base.files import deep_merge
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict, deep_merge, validated
 from lsai_lab.runs.kinds import get_kind
 from lsai_lab.runs.records import Run
 

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from lsai_core.base import tables
 from lsai_core.base.errors import UserError, hint
-from lsai_core.base.files import deep_merge, flatten, nested
-from lsai_core.config.strict import Strict, validated
+from lsai_core.config.strict import Strict, deep_merge, flatten, nested, validated
 from lsai_core.config.train import Seconds
 from lsai_core.training.combinations import checked
 from lsai_lab.project.files import Name, load_yaml, named

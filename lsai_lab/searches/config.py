@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.affects import affecting
-from lsai_core.config.presets import LARGEST_FACTOR, MOST_LAYERS, scaled_shape
+from lsai_core.config.model import LARGEST_FACTOR, MOST_LAYERS, ModelConfig, Tokens, scaled_shape
 from lsai_core.config.strict import Strict, validated
-from lsai_core.config.train import ModelConfig, Seconds, Steps, Tokens, TrainConfig
+from lsai_core.config.train import Seconds, Steps, TrainConfig
 
 Grow = Literal["all", "n_layers"]
 

@@ -7,8 +7,6 @@ the result is easy to check. The fused kernels exist to avoid exactly this (Flas
 al. 2022, arXiv:2205.14135).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

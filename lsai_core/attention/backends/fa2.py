@@ -1,8 +1,6 @@
 """FlashAttention-2 (arXiv:2307.08691), the package `flash-attn`: see `fa4.py` for what such kernels
 keep."""
 
-from __future__ import annotations
-
 import functools
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """FlashAttention-3 (arXiv:2407.08608), the module `flash_attn_interface`, for Hopper."""
 
-from __future__ import annotations
-
 import functools
 from importlib import import_module
 from typing import Any

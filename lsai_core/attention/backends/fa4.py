@@ -10,8 +10,6 @@ as custom operators: opaque to the compiler, visible to autograd and to selectiv
 package is imported when first asked for.
 """
 
-from __future__ import annotations
-
 import functools
 from importlib import import_module
 from typing import Any

@@ -11,8 +11,6 @@ slow, with all scores in memory, but right, and forward only (torch refuses its 
 there). Source: Dong et al. 2024, arXiv:2412.05496.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

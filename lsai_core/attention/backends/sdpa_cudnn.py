@@ -1,7 +1,5 @@
 """torch's scaled_dot_product_attention, NVIDIA's kernel (see `lsai_core.attention.sdpa`)."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """torch's scaled_dot_product_attention, its flash kernels (see `lsai_core.attention.sdpa`)."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

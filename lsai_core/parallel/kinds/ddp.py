@@ -15,8 +15,6 @@ Weights and gradients are what one process has (`bf16_autocast` computes under a
 gradients are summed in their own dtype.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

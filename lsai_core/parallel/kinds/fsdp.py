@@ -16,8 +16,6 @@ fp32. Unlike autocast in a single process it also carries the residual stream be
 bf16. `bf16` keeps bf16 shards, and sums gradients in fp32.
 """
 
-from __future__ import annotations
-
 import logging
 
 import torch

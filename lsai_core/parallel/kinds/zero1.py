@@ -5,8 +5,6 @@ others get the new weights from there. Parameters are spread over the processes 
 ones, so that shares differ by up to the largest of them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

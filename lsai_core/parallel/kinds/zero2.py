@@ -5,8 +5,6 @@ whole weights, once gathered for a step's first forward pass, stay until its las
 gathering a step, however many micro-batches it has.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

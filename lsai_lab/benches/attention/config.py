@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from lsai_core.attention.choice import BACKENDS
 from lsai_core.base.errors import hint
-from lsai_core.config.presets import MOST_WIDTH
+from lsai_core.config.model import MOST_TOKENS, MOST_WIDTH, Tokens
 from lsai_core.config.strict import Strict
-from lsai_core.config.train import MOST_SECONDS, MOST_TOKENS, Seconds, Tokens
+from lsai_core.config.train import MOST_SECONDS, Seconds
 
 BACKWARD_FLOPS = 2.5  # of the forward pass's: five products instead of two
 

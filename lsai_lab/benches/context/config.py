@@ -11,9 +11,10 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from lsai_core.base.errors import hint
+from lsai_core.config.model import Tokens
 from lsai_core.config.parallel import MOST_PROCESSES
 from lsai_core.config.strict import Strict
-from lsai_core.config.train import Seconds, Tokens
+from lsai_core.config.train import Seconds
 from lsai_core.context import METHODS
 from lsai_lab.benches.attention.config import BenchConfig, Lengths, Shape
 

@@ -18,7 +18,7 @@ import torch
 from lsai_core.attention.measured import nearest, select_rankings, shipped
 from lsai_core.attention.registry import Case
 from lsai_core.base.errors import UserError
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.model.transformer import count_parameters
 from lsai_core.prediction.memory import PARTS
 from lsai_core.prediction.roofline import NODE

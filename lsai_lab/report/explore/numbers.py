@@ -22,7 +22,12 @@ def data() -> dict[str, Any]:
         "about": "A scale moves a tensor to where the format has numbers.",
         "fields": {
             "format": {"label": "format", "choices": list(formats)},
-            "value": {"label": "value", "range": [-14.02, 9.98, 0.05], "value": -9.97, "show": "two"},
+            "value": {
+                "label": "value",
+                "range": [-14.02, 9.98, 0.05],
+                "value": -9.97,
+                "show": "two",
+            },
             "largest": {
                 "label": "largest value of the tensor",
                 "range": [-6.04, 9.96, 0.05],

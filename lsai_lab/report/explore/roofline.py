@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lsai_core.config.train import ModelConfig
+from lsai_core.config.model import ModelConfig
 from lsai_core.prediction.speeds import measured
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.report.load import points, recorded
@@ -91,7 +91,7 @@ def data() -> dict[str, Any]:
             "copy": gpu.memory_gb_per_s,
         }
     work = operations(ModelConfig.model_validate({"preset": "course"}))
-    named = [[name, f"{name}, data sheet" if "sheet" in gpu else name] for name, gpu in gpus.items()]
+    named = [[name, name + ", data sheet" * ("sheet" in gpu)] for name, gpu in gpus.items()]
     return {
         "title": "The roofline.",
         "about": "Drag the point, or move the slider. Does arithmetic or memory decide?",

@@ -27,8 +27,8 @@ CHANGES = {
 
 def data() -> dict[str, Any]:
     """The changes in their order, medians over repeats: `classes` (ms of a step), `step_ms`,
-    `clock_mhz`, `watts`, `tokens_per_s`, `joules_per_token`, `peak_gib`, the range of the speed, and
-    the validation loss after all `steps` (nats): the mean, and that of each seed."""
+    `clock_mhz`, `watts`, `tokens_per_s`, `joules_per_token`, `peak_gib`, the range of the speed,
+    and the validation loss after all `steps` (nats): the mean, and that of each seed."""
     runs = recorded("speed")
     runs = runs[runs["main"] & (runs["part"] == "levers") & (runs["outcome"] == "ok")]
     rows = levers(runs).set_index("variant")

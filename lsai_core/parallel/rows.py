@@ -5,15 +5,13 @@ needs their rows of all three parts, and keeps them one behind the other. So the
 processes' parts in their order, has its rows in another order than the matrix of one process.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from lsai_core.config.presets import ModelConfig
+from lsai_core.config.model import ModelConfig
 
 
-def row_order(config: ModelConfig, name: str, tp: int) -> Tensor | None:
+def row_order(config: ModelConfig, tp: int, name: str) -> Tensor | None:
     """Which row of the parameter `name`, as one process has it, is each row of it as `tp` processes
     share it: int64 (rows,), or None where the order is the same."""
     if tp == 1:
@@ -28,11 +26,6 @@ def row_order(config: ModelConfig, name: str, tp: int) -> Tensor | None:
     return torch.cat([part[rank] for rank in range(tp) for part in parts])
 
 
-def in_order(values: Tensor, order: Tensor | None) -> Tensor:
-    """Whole `values` of one process in the order of processes that share them."""
-    return values if order is None else values[order.to(values.device)]
-
-
 def out_of_order(values: Tensor, order: Tensor | None) -> Tensor:
-    """The way back from `in_order`."""
+    """Whole `values` of processes that share them in the order of one process."""
     return values if order is None else values[order.argsort().to(values.device)]

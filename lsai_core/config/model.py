@@ -1,4 +1,5 @@
-"""The shape of a model; named shapes, and the scaling rule that grows a model in steps.
+"""What a model is: its shape, its attention, and what its blocks keep for the backward pass; named
+shapes, and the scaling rule that grows a model in steps.
 
 A preset fills the keys of `ModelConfig` that are not given, so `{preset: lab, n_layers: 2}` is the
 lab model with two layers. `scaling_factor: s` builds a shape by rule instead: strategy `all` grows
@@ -6,9 +7,7 @@ width, depth and heads together (d = 256 s, layers = 8 s, heads = 8 s), strategy
 the shape of s = 1 and grows the layers alone (8 s).
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,9 +15,14 @@ from lsai_core.base.errors import UserError, hint
 from lsai_core.config.affects import Affects, Later
 from lsai_core.config.strict import Strict
 
-MOST_LAYERS, MOST_WIDTH = 10_000, 2**20  # beyond any model: such a number is a slip
+# Beyond any model or machine: such a number is a slip, and is refused where it is given.
+MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 10_000, 2**20, 2**27
 _LAYERS_OF_FACTOR = 8
 LARGEST_FACTOR = MOST_LAYERS // _LAYERS_OF_FACTOR
+Tokens = Annotated[int, Field(gt=0, le=MOST_TOKENS)]
+GradCheckpoint = Literal["none", "selective", "alternating", "attention", "full"]
+# What one block does; `mlp`: attention as in `selective`, the feed-forward layer as in `full`.
+BlockCheckpoint = Literal["none", "selective", "mlp", "attention", "full"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "lab": dict(
@@ -193,3 +197,22 @@ class ModelConfig(Strict):
     @property
     def head_dim(self) -> int:
         return self.d_model // self.n_heads
+
+
+class AttentionConfig(Strict):
+    """Which attention kernel. `window=W`: each position sees itself and the W-1 before it; None is
+    full causal attention."""
+
+    backend: str = Field(
+        "auto",
+        description="a file of lsai_core/attention/backends or techniques/attention, or auto: the "
+        "fastest known",
+    )
+    window: Tokens | None = None
+
+
+def in_blocks(mode: GradCheckpoint, layers: int) -> list[BlockCheckpoint]:
+    """What each block of a model does in `mode`."""
+    if mode == "alternating":
+        return ["mlp" if index % 2 else "selective" for index in range(layers)]
+    return [mode] * layers

@@ -1,0 +1,143 @@
+"""What ordinary programs do on a simulated GPU beside their steps: they log, save, load data, and
+make mistakes."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Project
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lsai_core import simulated_gpu
+
+GIB = 2**30
+
+
+def on_host(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "operator"),
+    [
+        (lambda model, x: model(on_host(4, 64)), "aten::addmm"),
+        (lambda model, x: model(x.cpu()), "aten::addmm"),
+        (lambda model, x: model(x) + torch.tensor([1.0] * 8), "aten::add"),
+        (lambda model, x: F.cross_entropy(model(x), torch.tensor([1] * 4)), "aten::nll_loss"),
+        (lambda model, x: torch.cat([x, on_host(4, 64)]), "aten::cat"),
+        (lambda model, x: F.embedding(torch.tensor([1, 2]), model.weight), "aten::embedding"),
+    ],
+)
+def test_tensors_on_two_devices_are_refused_as_pytorch_does(
+    call: Callable[[nn.Module, Tensor], Tensor], operator: str
+) -> None:
+    said = "Expected all tensors to be on the same device, but found at least two devices, cuda:0"
+    with pytest.raises(RuntimeError, match=said) as found, simulated_gpu("h100"):
+        call(nn.Linear(64, 8).cuda(), torch.randn(4, 64, device="cuda"))
+    assert operator in str(found.value) and len(str(found.value).splitlines()) == 1
+
+
+def test_what_pytorch_allows_of_the_host_beside_a_gpu() -> None:
+    with simulated_gpu("h100") as gpu:
+        x = torch.randn(4, 64, device="cuda")
+        x = x * torch.tensor(2.0)  # of no dimension
+        x = x[torch.tensor([0, 1])]
+        x.copy_(on_host(2, 64))
+        x[torch.tensor([0])] = 1.0
+        model = nn.Linear(64, 8)  # whose place nobody says, as of a copy that stays on the host
+        model(on_host(4, 64))
+    assert gpu.fits
+
+
+def test_a_collator_that_leaves_devices_out() -> None:
+    """As transformers masks words: none of it was put on the GPU in words."""
+    with simulated_gpu("h100"):
+        words = torch.tensor([[1, 2, 3]])
+        chances = torch.full(words.shape, 0.15).masked_fill_(words == 1, 0.0)
+        words.masked_fill_(torch.bernoulli(chances).bool(), 0)
+        more = torch.ones(3).to(words.device)  # a device that was read off a tensor
+        assert (words * more * on_host(1, 3)).shape == (1, 3)
+        nn.Embedding(10, 4).cuda()(words.cuda())
+
+
+def test_a_loss_is_printed_and_a_state_is_saved(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    with simulated_gpu("h100"):
+        model = nn.Linear(8, 8).cuda()
+        loss = model(torch.randn(2, 8, device="cuda")).sum()
+        assert f"{loss:.3f} {loss}" == "0.000 0.0" and f"{torch.zeros(2)}".startswith("FakeTensor")
+        assert torch.zeros(2, 3, dtype=torch.int64).tolist() == [[0, 0, 0], [0, 0, 0]]
+        assert torch.zeros((), device="cuda").tolist() == 0.0
+        before = torch.cuda.memory_allocated()
+        torch.save({"model": model.state_dict(), "loss": loss}, file)
+        assert torch.cuda.memory_allocated() == before
+    assert not file.exists()  # there are no values, and an older file keeps its own
+    torch.save({"model": nn.Linear(2, 2).state_dict()}, file)
+    assert file.exists()
+
+
+def test_statistics_of_memory() -> None:
+    with simulated_gpu("h100"):
+        x = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        found = torch.cuda.memory_stats()
+        assert found["allocated_bytes.all.current"] == torch.cuda.memory_allocated() == x.nbytes
+        assert found["reserved_bytes.all.peak"] == torch.cuda.max_memory_reserved()
+        assert found["num_ooms"] == 0
+        summary = torch.cuda.memory_summary()
+        assert "256 MiB" in summary.replace("262144 KiB", "256 MiB")
+
+
+def test_workers_of_a_data_loader_are_this_process() -> None:
+    with simulated_gpu("h100") as gpu:
+        data = TensorDataset(on_host(64, 4))
+        workers: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 4, "timeout": 9}
+        loader = DataLoader(data, 8, persistent_workers=True, **workers)
+        batches = [x.cuda().shape for _ in range(2) for (x,) in loader]
+    assert batches == 16 * [(8, 4)] and loader.num_workers == 2 and gpu.fits
+
+
+def test_shuffled_data_begin_at_once() -> None:
+    began = time.perf_counter()
+    with simulated_gpu("h100"):
+        data = TensorDataset(on_host(2**18, 1))
+        next(iter(DataLoader(data, 8, shuffle=True)))
+    assert time.perf_counter() - began < 2
+
+
+class Wrong(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def test_a_mismatch_of_shapes_shows_the_programs_own_lines(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(RuntimeError, match="4") as found, simulated_gpu("h100"):
+        Wrong()(torch.randn(2, 4))
+    shown = traceback.extract_tb(found.value.__traceback__)
+    assert {Path(frame.filename).name for frame in shown} == {Path(__file__).name}
+    assert shown[-1].line is not None and "self.layers(x)" in shown[-1].line
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ZeroDivisionError) as own, simulated_gpu("h100"):
+        1 / 0  # noqa: B018
+    assert len(traceback.extract_tb(own.value.__traceback__)) == 1
+
+
+def test_a_scripts_mistake_is_one_line(shared: Project, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.randn(2, 5))\n")
+    code, _, err = shared.lsai("predict", "--script", str(path))
+    assert code == 2 and f"{path}, line 3: " in err and "[2, 5]" in err
+    assert len(err.splitlines()) == 1
