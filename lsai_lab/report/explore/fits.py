@@ -90,7 +90,7 @@ def _fields() -> dict[str, Any]:
     }
     orders = {"fewest": "the fewest GPUs", "cheapest": "the least GPU time"}
     states = [[name, name.replace("bf16", "bf16, rounded stochastically")] for name in STATES]
-    more = {
+    more: dict[str, dict[str, Any]] = {
         "batch": {"label": "sequences on a GPU", "range": [1, 32, 1], "value": 1},
         "states": {"label": "weights and states", "choices": states, "value": "bf16"},
         "products": {"label": "matmuls", "choices": ["bf16", "fp8"]},

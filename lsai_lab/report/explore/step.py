@@ -34,7 +34,7 @@ def data() -> dict[str, Any]:
     rows = levers(runs).set_index("variant")
     rows = rows.loc[[variant for variant in CHANGES if variant in rows.index]]
     times = class_times(rows).set_axis(rows.index)
-    steps = []
+    steps: list[dict[str, Any]] = []
     for variant, middle in rows.iterrows():
         name, about = CHANGES[str(variant)]
         classes = times.loc[variant]
