@@ -190,7 +190,7 @@ def test_ring_attention_shows_who_computes_waits_and_sends(play: Callable[..., A
     assert noted(page, "gpus") is None
     put(page, gpus=8)
     assert noted(page, "gpus") == "computed from the plan; speeds were measured on fewer"
-    ends = page.locator("svg").last.locator("text").all_inner_texts()
+    ends = page.locator("svg").last.locator("text").all_text_contents()
     assert {*ring.METHODS.values(), "one GPU alone"} <= {*ends}, "every line is named"
 
 

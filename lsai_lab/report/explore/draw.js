@@ -107,7 +107,7 @@ export const explorable = (el, { title, about, fields }, update) => {
       const { field } = made[name], [least, usual] = fields[name].range;
       field.max = Math.min(most, usual);
       field.disabled = Number(field.max) <= least;
-      if (most < usual && field.value === field.max) view.note(name, words);
+      if (most < usual && field.value > field.max - field.step) view.note(name, words);
       return Number(field.value);
     },
     note: (name, words) => made[name].node.setAttribute("data-note", words),
