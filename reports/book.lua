@@ -14,6 +14,7 @@ local function is_ours(target) return not (target:match("[:\\]") or target:match
 
 local function link(element)  -- to the web or within the book; in the PDF what leads to another page is text
   local target = element.target
+  if target:match("^notebooks/") then return element.content end  -- a checked number of the abstract
   if target:match("^https?://") or target:match("^#") or is_html and is_ours(target) then return element end
   return element.classes:includes("csv") and {} or element.content
 end
@@ -53,6 +54,12 @@ local function explorable(name, inside)
   return blocks
 end
 
+local function on_a_screen(address)  -- what paper cannot do, and where it is
+  if not FORMAT:match("typst") then return {} end
+  local words = { "Interactive on a screen, under this heading: ", pandoc.Code(address), " of the HTML edition." }
+  return pandoc.Para({ pandoc.Emph(words) })
+end
+
 local wide = "column-page-right"
 
 local function program(element)  -- Quarto's text is narrower than a line of 100 characters
@@ -73,10 +80,15 @@ local function div(element)
     return pandoc.Plain({ pandoc.RawInline("typst", "#part["), pandoc.Span(title), pandoc.RawInline("typst", "]") })
   end
   if element.classes:includes("quarto-book-part") and not is_html then return {} end  -- Word: no numbered chapter
+end
+
+local function explored(element)  -- before its picture is read
   if not element.classes:includes("explore") then return end
   local name = pandoc.utils.stringify(element.content[1] or ""):match("^%l+$")
-  if not is_html or not name then return {} end
-  return explorable(name, { element.content[2] })
+  if is_html and name then return explorable(name, { element.content[2] }) end
+  local chapter
+  element:walk({ Image = function(image) chapter = image.src:match("^files/([%w-]-)%-%d+%-%d+%.%l+$") end })
+  return chapter and on_a_screen(chapter .. ".html") or {}
 end
 
 local function whole(text)  -- a date, a range of numbers: no line ends at its hyphens
@@ -89,12 +101,12 @@ local function as_a_line(element)
   local head = element.head.rows[1] and pandoc.utils.stringify(element.head.rows[1].cells[1].contents)
   if head ~= "will stand here" or #rows ~= 1 then return end
   local after = pandoc.utils.blocks_to_inlines(rows[1].cells[2].contents)
-  rows[1].cells = { pandoc.Cell(pandoc.Plain({ "Empty until: ", table.unpack(after) })) }
-  element.head.rows, element.colspecs = {}, { element.colspecs[1] }
+  return pandoc.Para({ pandoc.Emph("Stands here after "), table.unpack(after) })
 end
 
 local function as_wide_as_its_words(element)
-  as_a_line(element)
+  local line = as_a_line(element)
+  if line then return line end
   for index, spec in ipairs(element.colspecs) do element.colspecs[index] = { spec[1], nil } end
   local before = pandoc.RawInline("typst", "#[]")  -- else typst reads a cell that begins with "= 8" as a heading
   return element:walk({ Str = whole, Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
@@ -120,42 +132,31 @@ local function quote(element)  -- the reader may try first: on a screen an answe
   if blocks then return fold("Answer", blocks) end
 end
 
--- In the PDF the answers stand behind all chapters, under their chapters' names and with their exercises' numbers.
+-- In the PDF the answers stand behind all chapters, under their chapters' names, numbered as their exercises: 2.7.1.
 local function answers_last(blocks)
-  local kept, answers, chapter, number = pandoc.Blocks({}), pandoc.Blocks({}), nil, nil
+  local kept, answers, told, chapter, section, number = pandoc.Blocks({}), pandoc.Blocks({}), 0, 0, 0, ""
+  local title
   for _, block in ipairs(blocks) do
     local first = block.t == "Para" and block.content[1]
     local answer = answer_in(block)
-    if block.t == "Header" and block.level == 1 then chapter = block.content end
-    if first and first.t == "Strong" then number = pandoc.utils.stringify(first):match("^%d+%.") end
+    if block.t == "Header" and block.level == 1 then chapter, section, title = chapter + 1, 0, block.content end
+    if block.t == "Header" and block.level == 2 then section = section + 1 end
+    if first and first.t == "Strong" then number = pandoc.utils.stringify(first):match("^%d+%.") or "" end
     if not answer then kept:insert(block) end
-    if answer and chapter then
-      answers:insert(pandoc.Para({ pandoc.Strong(chapter) }))
-      chapter = nil
+    if answer and told < chapter then
+      answers:insert(pandoc.Para({ pandoc.Strong({ tostring(chapter), "\u{2002}", table.unpack(title) }) }))
+      told = chapter
     end
-    if answer and number then answer[1].content = { pandoc.Strong(number), table.unpack(answer[1].content) } end
+    if answer then
+      local whole_number = ("%d.%d.%s "):format(chapter, section, number)
+      answer[1].content = { pandoc.Strong(whole_number), table.unpack(answer[1].content) }
+    end
     answers:extend(answer or {})
   end
   if #answers > 0 then
     kept:insert(pandoc.Header(1, "Answers", pandoc.Attr("answers", { "unnumbered" })))
     kept:extend(answers)
   end
-  return kept
-end
-
--- In the PDF a table longer than a page stands behind the text of its chapter.
-local function long_tables_last(blocks)
-  local kept, waiting = pandoc.Blocks({}), pandoc.Blocks({})
-  for _, block in ipairs(blocks) do
-    local found = block.t == "Div" and block.content[1]
-    local long = found and found.t == "Table" and #found.bodies[1].body > 50
-    if is_part(block) or block.t == "Header" and block.level == 1 then
-      kept:extend(waiting)
-      waiting = pandoc.Blocks({})
-    end
-    (long and waiting or kept):insert(block)
-  end
-  kept:extend(waiting)
   return kept
 end
 
@@ -194,51 +195,23 @@ local function para(element)  -- a page of ours, linked alone, is shown in place
   end
   if not only or only.t ~= "Link" or not only.target:match("^%.?/?runs/[%w/]+%.html$") then return end
   if is_html and only.target:match("runs/fits%.html$") then return explorable("fits", { element }) end
+  if not is_html then return on_a_screen(only.target) end
   local frame = '<iframe loading="lazy" title="%s" src="%s"></iframe>'
   local title = pandoc.utils.stringify(only.content):gsub('[<>&"]', "")
-  return is_html and { pandoc.RawBlock("html", frame:format(title, only.target)), element } or {}
+  return { pandoc.RawBlock("html", frame:format(title, only.target)), element }
 end
 
--- A table or a picture over both columns: one that is wide and has no panels.
-local function is_wide(block)
-  if block.t ~= "Div" then return false end
-  local found = block.identifier:match("^tbl%-") ~= nil
-  block:walk({ Image = function(picture)
-    local file = block.identifier:match("^fig%-") and picture.src:match("%.svg$") and io.open(picture.src)
-    local drawing = file and file:read("a") or ""
-    local points = tonumber(drawing:match('<svg[^>]- width="([%d.]+)pt"') or 0)
-    found = found or points > 370 and not drawing:find("data-panels=", 1, true)
-  end })
-  return found
-end
-
--- In the PDF a part's name, a chapter's heading and its first two paragraphs stay together. They begin a page where
--- little text lies between the beginning and what stands over both columns: before it, or a picture behind it.
-local little = 2000  -- characters, of some 3,000 of a column
-local function is_near(blocks, at)
-  local far = 0
-  while blocks[at] and far < little and not (blocks[at].t == "Header" and blocks[at].level == 1) do
-    if is_wide(blocks[at]) and blocks[at].identifier:match("^fig") then return true end  -- as high as half a page
-    far = far + #pandoc.utils.stringify(blocks[at])
-    at = at + 1
-  end
-  return false
-end
-
+-- In the PDF a part's name, a chapter's heading and its first paragraph stay together.
 local function whole_beginnings(blocks)
   blocks = blocks:filter(function(block) return block.t ~= "Para" or #block.content > 0 end)
-  local at, since = 1, 0
+  local at = 1
   while blocks[at] do
-    since = is_wide(blocks[at]) and 0 or since + #pandoc.utils.stringify(blocks[at])
     if blocks[at].t == "Header" and blocks[at].level == 1 then
-      local before = blocks[at - 1]
-      local first = before and is_part(before) and at - 1 or at
-      local last = at
-      while last < at + 2 and blocks[last + 1] and blocks[last + 1].t == "Para" do last = last + 1 end
+      local first = blocks[at - 1] and is_part(blocks[at - 1]) and at - 1 or at
+      local last = blocks[at + 1] and blocks[at + 1].t == "Para" and at + 1 or at
       blocks:insert(last + 1, pandoc.RawBlock("typst", "]"))
-      local begins = (since < little or is_near(blocks, at + 1)) and "#chapter(on-page: true)[" or "#chapter["
-      blocks:insert(first, pandoc.RawBlock("typst", begins))
-      at, since = last + 1, little
+      blocks:insert(first, pandoc.RawBlock("typst", "#chapter["))
+      at = last + 1
     end
     at = at + 1
   end
@@ -248,9 +221,9 @@ end
 function Pandoc(doc)
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
-  if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(long_tables_last(doc.blocks))) end
+  if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(doc.blocks)) end
   local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
-  doc = doc:walk({ Para = para }):walk(shown):walk({ BlockQuote = quote })
+  doc = doc:walk({ Para = para, Div = explored }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc
 end

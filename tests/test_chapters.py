@@ -4,8 +4,10 @@ numbers themselves, executed on the committed records."""
 from __future__ import annotations
 
 import ast
+import io
 import re
 import statistics
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +56,25 @@ def test_cells_are_short(path: Path) -> None:
         lines = source.splitlines()
         assert len(lines) <= 15, f"{len(lines)} lines:\n{source}"
         assert max(map(len, lines), default=0) <= 100, source
+
+
+@each_chapter
+def test_a_column_of_the_pdf_holds_every_string_and_remark_of_a_program(path: Path) -> None:
+    shown = [each for each in cells(path, "code") if "echo: false" not in each]
+    for source in map(program, shown):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            indent = len(token.line) - len(token.line.lstrip())
+            if token.type in (tokenize.STRING, tokenize.COMMENT):
+                # It may stand alone in the next line, further to the right, before a comma.
+                assert indent + len(token.string) <= 50, f"print has 55 signs: {token.string}"
+
+
+def test_labels_of_figures_are_read_in_print() -> None:
+    drawings = (CHECKOUT / "lsai_lab" / "report").rglob("*.py")
+    texts = [path.read_text(encoding="utf-8") for path in drawings]
+    texts += [source for path in CHAPTERS for source in programs(path)]
+    sizes = [float(size) for text in texts for size in re.findall(r"fontsize\W+([\d.]+)", text)]
+    assert len(sizes) > 20 and min(sizes) >= 8.5, "7 pt on paper (lsai_lab/report/style.py)"
 
 
 def test_all_programs_together_are_short() -> None:

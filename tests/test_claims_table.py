@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import CHECKOUT
@@ -48,8 +49,11 @@ def test_the_table_of_claims_has_one_notation_and_shows_every_range(
         ), row.Index
 
 
-def test_the_table_of_all_claims_is_made_of_records_each_read_once() -> None:
-    source = """
+def test_the_table_of_all_claims_is_made_of_records_each_read_once(tmp_path: Path) -> None:
+    source = f"""
+from pathlib import Path
+from lsai_core.base import disk_cache
+disk_cache.FOLDER = Path({str(tmp_path)!r})  # nothing is known yet
 from lsai_lab.runs import schema, records
 read = []
 kept = schema.read_rows

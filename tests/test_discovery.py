@@ -31,7 +31,7 @@ def test_every_label_of_a_machine_is_explained(empty: Path) -> None:
     assert lab.machines(runs.head(0)).empty
     write_run(empty, "memory", "bf16")
     own = lab.machines(lab.load("memory", mine=True))
-    assert "this machine" in own["machine"][0] and own["about"][0] == ""
+    assert "(own)" in own["machine"][0] and own["about"][0] == ""
 
 
 def test_any_step_is_predicted_from_lab() -> None:

@@ -81,7 +81,7 @@ rows = lab.summarize(lab.load("memory", mine=True), ["train_loss"])
 print(json.dumps([rows["n"].tolist(), sorted(rows["differs"])]))
 """
     number, differs = said(folder, source)
-    told = "profile=quick, steps={}, eval.sequences=2"
+    told = "steps={}, profile=quick, eval.sequences=2"
     assert number == [1, 1] and differs == [told.format(12), told.format(5)]
 
 

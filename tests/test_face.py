@@ -150,7 +150,7 @@ def test_what_the_examples_show(shown: dict[str, tuple[bool, str]], lab: Project
     differ = shown["A sweep"][1]
     assert "0.00100" in differ and "optim.lr=0.003" in differ
     machines = shown["Your machine beside the H200"][1]
-    assert "h200" in machines and "(this machine, quick)" in machines and "bf16" in machines
+    assert "h200" in machines and "(own, quick)" in machines and "bf16" in machines
     shares = dict(re.findall(r"(?m)^\| (\w+) +\|.* (\d+)% +\|", machines))
     assert shares["baseline"] == "100" and "bf16" in shares and "nan" not in machines, machines
     compared = shown["Two runs compared, own or recorded"][1]

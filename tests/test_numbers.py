@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,10 @@ def project(new_project: Callable[..., Project]) -> Project:
     made = new_project()
     front = new_notebook(cells=[new_markdown_cell("# Front")])
     nbformat.write(front, made.root / "notebooks" / "00-summary.ipynb")
+    book = made.root / "reports" / "_quarto.yml"
+    abstract = "  abstract: It makes [1,234](notebooks/65-yours.ipynb#speed) tokens a second.\n"
+    rest = re.sub(r"(?m)^  abstract: .*\n(?:    .*\n)*", "", book.read_text())
+    book.write_text(rest.replace("book:\n", f"book:\n{abstract}"))
     place = made.root / "reports" / "recorded" / "box"
     write_run(place, "memory", "baseline", results={"tokens_per_s": 1234.0})
     return made
@@ -61,7 +66,9 @@ def test_a_changed_record_names_the_sentence_and_is_written(project: Project) ->
     assert "README.md: the text says '1,234'" in out
     code, _, _ = project.lsai("numbers", "--write")
     assert code == 0 and "[1,300](#speed)" in path.read_text()
-    assert "[1,300](notebooks/65-yours.ipynb#speed)" in readme.read_text()
+    book = project.root / "reports" / "_quarto.yml"
+    for text in (readme, book):
+        assert "[1,300](notebooks/65-yours.ipynb#speed)" in text.read_text()
     assert project.lsai("numbers")[0] == 0
 
     out_folder = project.root / "out"

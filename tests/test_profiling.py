@@ -713,6 +713,12 @@ def test_no_trace_file_after_an_error(tmp_path: Path) -> None:
         ("triton_tem_fused_flex_attention_0", "attention"),
         ("triton_poi_fused_clone_scaled_dot_product_cudnn_attention_transpose_4", "norm/pointwise"),
         ("triton_red_fused_mean_mul_pow_rsqrt_1", "norm/pointwise"),
+        (
+            "triton_poi_fused__to_copy_add_cat_mul_split_split_with_sizes_sub_view_1",
+            "norm/pointwise",
+        ),
+        ("at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel", "fsdp copies"),
+        ("void at::native::detail::chunk_cat_cuda_kernel<float>", "fsdp copies"),
         ("triton_per_fused_abs_amax_clamp_2", "fp8 cast"),
         ("cast_tiles", "fp8 cast"),
         ("swiglu_backward_cast_tiles", "norm/pointwise"),

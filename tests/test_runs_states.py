@@ -157,7 +157,7 @@ def test_a_machine_has_one_name_wherever_it_is_shown(empty: Path) -> None:
     other = write_run(empty, "memory", "baseline", results={"tokens_per_s": 5.0})
     (name,) = lab.load("memory", mine=True)["machine"].unique()
     told = repr(lab.compare(folder, other))
-    assert told.count(name) == 2 and "this machine" in name
+    assert told.count(name) == 2 and "own" in name
     assert "h100 " in repr(lab.compare(folder, "h100/memory.bf16"))
 
 

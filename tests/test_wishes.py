@@ -202,7 +202,7 @@ print(rows[["machine", "profile", "name", "tags"]].to_json(orient="records"))
     )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout.splitlines()[-1])
-    assert row["machine"].endswith("(this machine, quick)") and row["profile"] == "quick"
+    assert row["machine"].endswith("(own, quick)") and row["profile"] == "quick"
     assert row["name"] == "mine" and row["tags"] == "a b"
 
 

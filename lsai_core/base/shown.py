@@ -56,6 +56,44 @@ def _near(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, names) or f"known: {', '.join(names)}"
 
 
+class _Method:
+    """A method that shows itself as its call; Python's own would show the whole object."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, owner: Any, _cls: type | None = None) -> Any:
+        return self._function if owner is None else _Bound(self._function, owner)
+
+
+class _Bound:
+    """A method of an object."""
+
+    def __init__(self, function: Callable[..., Any], owner: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.__self__ = owner
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        whole = inspect.signature(self.__wrapped__)  # type: ignore[attr-defined]
+        return whole.replace(parameters=[*whole.parameters.values()][1:])
+
+    def __get__(self, _owner: Any, _cls: type | None = None) -> _Bound:
+        """It is bound already; with this `help` takes it for a method."""
+        return self
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.__wrapped__(self.__self__, *given, **named)  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        taken = [
+            each.replace(annotation=each.empty) for each in self.__signature__.parameters.values()
+        ]
+        call = f"{type(self.__self__).__name__}.{self.__name__}{inspect.Signature(taken)}"  # type: ignore[attr-defined]
+        told = (inspect.getdoc(self) or "").partition("\n\n")[0]
+        return "\n".join([f"to be called: {call}", *told.splitlines()])
+
+
 class Shown:
     """Base of what shows itself by the tables of `_parts()`; wrong arguments of its methods are
     told in one line."""
@@ -64,7 +102,7 @@ class Shown:
         super().__init_subclass__(**options)
         for name, method in [*vars(cls).items()]:
             if name[0] != "_" and inspect.isfunction(method):
-                setattr(cls, name, checked_call(method, f"{cls.__name__}.{name}"))
+                setattr(cls, name, _Method(checked_call(method, f"{cls.__name__}.{name}")))
 
     def _parts(self) -> Iterable[Part]:
         """The tables, from top to bottom."""

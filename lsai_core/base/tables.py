@@ -7,13 +7,17 @@ column have equal decimals, so that they can be compared by eye.
 from __future__ import annotations
 
 import html
+import itertools
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
 LONGEST = 200  # characters of a value
+WIDTH = 100  # columns of a terminal; a text takes more lines instead
+_NARROWEST = 16  # no column of texts is made narrower than this
 MISSING = "–"
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a digit, as a point
 Row = Sequence[Any]
@@ -91,11 +95,16 @@ def _html(part: Part) -> str:
 def _table(part: Part) -> str:
     if not part.rows:
         return ""
-    columns = zip(part.heads, zip(*part.rows, strict=True), strict=False)
-    head = "".join(f"<th{_side(cells)}>{html.escape(_line(name))}</th>" for name, cells in columns)
+    columns = list(zip(*part.rows, strict=True))
+    heads = zip(part.heads, columns, strict=False)
+    head = "".join(f"<th{_side(cells)}>{html.escape(_line(name))}</th>" for name, cells in heads)
     cells = [
-        (f"<td{_side([given])}>{html.escape(text)}</td>" for given, text in zip(*both, strict=True))
-        for both in zip(part.rows, _texts(part, FIGURE_SPACE, POINT_SPACE), strict=True)
+        (
+            # what is missing stands where the others of its column do
+            f"<td{_side([given] if given is not None else column)}>{html.escape(text)}</td>"
+            for given, text, column in zip(row, texts, columns, strict=True)
+        )
+        for row, texts in zip(part.rows, _texts(part, FIGURE_SPACE, POINT_SPACE), strict=True)
     ]
     rows = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     top = f"<thead><tr>{head}</tr></thead>" if head else ""
@@ -140,17 +149,48 @@ def _is_float(given: Any) -> bool:
     return not _is_text(given) and not isinstance(given, Integral)
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    """Text in lines of at most `WIDTH` columns; `indent` is before all but the first of each of its
+    own lines. Words stay whole."""
+    lines = (_folded(line, WIDTH, indent) for line in text.splitlines())
+    return "\n".join(part for each in lines for part in each)
+
+
+def _folded(text: str, width: int, indent: str = "") -> list[str]:
+    """A line in several of at most so many columns."""
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def _text(part: Part) -> str:
     heads = [part.heads] if part.heads and part.rows else []
     cells = [[_line(cell) for cell in row] for row in heads]
     cells += _texts(part, " ", " ") if part.rows else []
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     texts = [all(map(_is_text, column)) for column in zip(*part.rows, strict=True)]
+    widths = _widths(cells, texts)
     lines = [
         "  ".join(
             cell.ljust(width) if text else cell.rjust(width)
-            for cell, width, text in zip(row, widths, texts, strict=True)
+            for cell, width, text in zip(line, widths, texts, strict=True)
         ).rstrip()
         for row in cells
+        for line in itertools.zip_longest(*map(_folded, row, widths), fillvalue="")
     ]
-    return "\n".join([*([part.title] if part.title else []), *lines, *part.note.splitlines()])
+    title = [wrapped(part.title)] if part.title else []
+    return "\n".join([*title, *lines, *([wrapped(part.note, "  ")] if part.note else [])])
+
+
+def _widths(cells: Sequence[Sequence[str]], texts: Sequence[bool]) -> list[int]:
+    """How wide each column is: as its cells are; where that is more than `WIDTH` in all, columns of
+    `texts` are narrower, the widest first."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+        wide = [at for at, is_text in enumerate(texts) if is_text and widths[at] > _NARROWEST]
+        if not wide:
+            break
+        widest = max(wide, key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths

@@ -65,9 +65,12 @@ class Strict(BaseModel):
     def _repr_html_(self) -> str:
         return as_html(self._parts())
 
+    def __str__(self) -> str:
+        return as_text([part for part in self._parts() if not part.folded])
+
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows in a terminal."""
-        printer.text(as_text([part for part in self._parts() if not part.folded]))
+        printer.text(str(self))
 
 
 def _no_setting(cls: type[BaseModel], name: str) -> str:

@@ -301,9 +301,10 @@ def _messages_among(gpu: Gpu) -> Sequence[Message]:
     them, or else of GPUs whose link is as fast by the data sheet."""
     if gpu.passport is not None:
         return gpu.passport.messages
-    names = [gpu.driver_name, *measured()["messages"]]
-    alike = (name for name in names if find_gpu(name).link_gb_per_s == gpu.link_gb_per_s)
-    return next(filter(None, map(_shipped_messages, alike)), ())
+    if own := _shipped_messages(gpu.driver_name):
+        return own
+    alike = (n for n in measured()["messages"] if find_gpu(n).link_gb_per_s == gpu.link_gb_per_s)
+    return next(map(_shipped_messages, alike), ())
 
 
 @functools.cache

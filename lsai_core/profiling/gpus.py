@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from lsai_core.base.errors import UserError
+from lsai_core.base.tables import Part, as_html, as_text, value
 from lsai_core.profiling.passport import Passport, read_passport
 
 OUTSIDE_GIB = 0.6  # of a GPU's memory: the driver's context and the kernels' code
@@ -34,7 +35,7 @@ class Tflops:
     fp32: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gpu:
     """One kind of GPU.
 
@@ -59,6 +60,10 @@ class Gpu:
     passport: Passport | None = None
     passport_file: str = ""
 
+    def __repr__(self) -> str:
+        facts = (f"{head} {value(fact)}" for head, fact in zip(_HEADS, _facts(self), strict=True))
+        return f"{self.name}: {', '.join(facts)}"
+
     @property
     def is_cpu(self) -> bool:
         """Whether it is no GPU, but a CPU that was measured."""
@@ -77,6 +82,29 @@ class Gpu:
     def peak(self, dtype: str) -> float:
         """Dense TFLOP/s of the data sheet in `dtype` ("bf16", ...); 0 where it states none."""
         return float(getattr(self.tflops, dtype, 0.0))
+
+
+_HEADS = ("GiB", "GB/s", "link GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "CUDA capability")
+
+
+def _facts(gpu: Gpu) -> tuple[float | str | None, ...]:
+    """What people ask of a GPU, by `_HEADS`; None where it is not known."""
+    numbers = (gpu.memory_gib, gpu.memory_gb_per_s, gpu.link_gb_per_s)
+    peaks = (gpu.tflops.bf16, gpu.tflops.fp8)
+    return (*(number or None for number in (*numbers, *peaks)), gpu.capability or None)
+
+
+class Gpus(tuple[Gpu, ...]):
+    """GPUs, shown as a table."""
+
+    def _parts(self) -> list[Part]:
+        return [Part("", ("GPU", *_HEADS), [(gpu.name, *_facts(gpu)) for gpu in self])]
+
+    def __repr__(self) -> str:
+        return as_text(self._parts())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._parts())
 
 
 def _read(path: Path) -> Iterator[tuple[Gpu, bool]]:
@@ -102,9 +130,9 @@ def _read(path: Path) -> Iterator[tuple[Gpu, bool]]:
 
 ALL_DTYPES = ("bf16", "fp8", "tf32", "fp32")
 _TABLE = list(_read(Path(__file__).with_name("gpus.csv")))
-ALL_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, _ in _TABLE)
+ALL_GPUS = Gpus(gpu for gpu, _ in _TABLE)
 # What is answered for where no GPU is named, and what the report shows: from small to large.
-GPUS: tuple[Gpu, ...] = tuple(gpu for gpu, shown in _TABLE if shown)
+GPUS = Gpus(gpu for gpu, shown in _TABLE if shown)
 
 _UNITS = {"g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}  # bytes
 _SIZE = re.compile(rf"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*({'|'.join(_UNITS)})?")

@@ -52,8 +52,8 @@ _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("memcpy", ("memcpy", "memset", "^aten::copy_$", "^aten::_to_copy$")),
-    # into and out of messages
-    ("fsdp copies", ("chunk_cat", "split_with_sizes", "multi_tensor.*::Copy<")),
+    # into and out of messages; what torch.compile fused is none, whatever operators it names
+    ("fsdp copies", ("^(?!triton_).*(chunk_cat|split_with_sizes)", "multi_tensor.*::Copy<")),
     ("optimizer", ("multi_tensor", "_foreach_", "adam", "sum_of_squares")),
     ("loss", ("log_?softmax", "nll_loss", "cross_entropy")),
     ("fp8 cast", ("^triton_(poi|red|per)_.*(float8|fp8|amax)",)),

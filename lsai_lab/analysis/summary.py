@@ -12,16 +12,19 @@ from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import listed
+from lsai_lab.runs.find import say
 from lsai_lab.runs.frames import Frame
-from lsai_lab.runs.result_names import more_is_better, require_known
+from lsai_lab.runs.result_names import is_timed, more_is_better, require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
 # at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
 # that study lies 0.4 to 4.1 % apart (`lab.session_differences`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
+_MOST = 5  # names in a line
 VARIANT = ("machine", "variant", "label")
 _FACTS = ("outcome", "reason", "run")  # of a row's first run
+_QUALITY = ("_loss", "_perplexity")  # so end results that are per token of a text
 _APART = ("study", "part")  # runs of two of these are no repeats of each other
 
 
@@ -30,8 +33,7 @@ def over_repeats(metric: str, values: pd.Series) -> float:
     everything else the median, which one disturbed repeat must not move."""
     if not isinstance(values, pd.Series):
         raise UserError("lab.over_repeats(metric, values): values is a column, rows[metric]")
-    quality = metric.endswith(("_loss", "_perplexity"))
-    return float(values.mean() if quality else values.median())
+    return float(values.mean() if metric.endswith(_QUALITY) else values.median())
 
 
 def summarize(
@@ -44,12 +46,13 @@ def summarize(
     metric its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no
     good run has it.
 
-    The figure of losses and perplexities is the mean, of all else the median. Repeats are runs of
-    the same settings but for the seed, on one machine. So `study`, `part`, `machine` and `variant`
-    split the rows, too, as columns, where a metric was measured in several; own runs that
-    `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
-    that no run can have or that is no number, a column of `by` that is not there, and rows that
-    are summaries already.
+    The figure of losses and perplexities is the mean, of all else the median; speeds and times are
+    those of the repeats that were not disturbed, where there are some. Repeats are runs of the same
+    settings but for the seed, on one machine. So `study`, `part`, `machine` and `variant` split the
+    rows, too, as columns, where a metric was measured in several, and `dataset`, where repeats have
+    losses on several texts; own runs that `lab.load(..., mine=True)` or `lab.sweep` gave are split
+    by `differs`. UserError for a metric that no run can have or that is no number, a column of `by`
+    that is not there, and rows that are summaries already.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> row = lab.summarize(runs, "tokens_per_s").set_index("variant").loc["bf16"]
@@ -68,6 +71,8 @@ def summarize(
     apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
     apart += [name for name in ("differs",) if name in runs]
     groups = [*by, *(name for name in apart if name not in by)]
+    if _mixes_texts(runs, values.filter(regex=f"({'|'.join(_QUALITY)})$"), groups):
+        runs, groups = runs.assign(dataset=runs["dataset"].fillna("–")), [*groups, "dataset"]
     rows = []
     for names, group in runs.groupby(groups, sort=False):
         row: dict[str, Any] = dict(zip(groups, names, strict=True))
@@ -95,6 +100,20 @@ def _is_apart(names: pd.Series, values: pd.DataFrame) -> bool:
     return any(names[values[metric].notna()].nunique() > 1 for metric in values)
 
 
+def _mixes_texts(runs: pd.DataFrame, losses: pd.DataFrame, groups: list[str]) -> bool:
+    """Whether any group has losses on several texts; those of several groups are told in a line."""
+    if "dataset" not in runs or "dataset" in groups:
+        return False
+    there = runs[losses.notna().any(axis=1)]
+    if there["dataset"].nunique() < 2:
+        return False
+    if there.groupby(groups, sort=False)["dataset"].nunique().max() > 1:
+        return True
+    texts = ", ".join(there["dataset"].dropna().unique())
+    say(f"losses of several texts do not compare, for each is per token of its own: {texts}")
+    return False
+
+
 def _figures(group: pd.DataFrame, values: pd.DataFrame) -> dict[str, Any]:
     """What `summarize` says of runs that are repeats of each other."""
     good, there = group["outcome"] == "ok", values.notna()
@@ -107,6 +126,9 @@ def _figures(group: pd.DataFrame, values: pd.DataFrame) -> dict[str, Any]:
     )
     for metric in values:
         found = values[metric].dropna()
+        if "disturbed" in group and is_timed(metric):
+            calm = found[group.loc[found.index, "disturbed"].isna()]
+            found = calm if len(calm) else found
         row[metric] = over_repeats(metric, found) if len(found) else float("nan")
         row[f"{metric}_low"], row[f"{metric}_high"] = found.min(), found.max()
     return row
@@ -123,7 +145,7 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
     """Each row's `metric` over that of variant `baseline` on the same machine, of the same study
     and part where the rows say these; missing where there is none. UserError for a column that is
     not there, a name that no row has, and where several rows could be what the others are compared
-    with. Speeds of `disturbed` repeats compare poorly, here too.
+    with. A line says of which rows all repeats were disturbed: their speeds compare poorly.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> rows = lab.summarize(runs, "tokens_per_s")
@@ -136,6 +158,7 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
         raise UserError(
             f"no row is the variant {baseline!r}{hint(baseline, rows['variant'].unique())}"
         )
+    say_disturbed(rows, metric)
     same = ["machine", *(name for name in _APART if name in rows)]
     there = rows[(rows["variant"] == baseline) & rows[metric].notna()]
     for (machine, *_), several in there.groupby(same):
@@ -153,7 +176,7 @@ def equal_to_best(
     metric: str,
     *,
     larger: bool | None = None,
-    within: float = SESSION_SPREAD,
+    within: float | None = None,
 ) -> pd.DataFrame:
     """The rows that nothing beats: the best one and those that cannot be told from it, best first.
     Those of each machine, study and part, where `rows` have several of these in their columns: they
@@ -163,16 +186,20 @@ def equal_to_best(
     loss, more speed and size. UserError for other names without it, and for repeats of a variant
     that are no summary.
 
-    Two rows are equal if their figures differ by less than `within`, or if their repeats overlap
-    (`<metric>_low`, `<metric>_high`).
+    Two rows are equal if their repeats overlap (`<metric>_low`, `<metric>_high`), or if their
+    figures differ by less than the share `within`: by default 0.017, what sessions of one machine
+    differ by; of losses and perplexities nothing.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
     >>> lab.equal_to_best(rows, "tokens_per_s")["variant"].tolist()
-    ['window_512', 'flash_attn', 'window_256']
+    ['window_512', 'flash_attn']
     """
     require_columns([metric], rows)
     larger = _is_larger_better(metric, larger)
+    if within is None:
+        within = 0.0 if metric.endswith(_QUALITY) else SESSION_SPREAD
+    say_disturbed(rows, metric)
     _require_figures(rows, metric)
     if apart := _several(rows.dropna(subset=[metric])):
         each = functools.partial(equal_to_best, metric=metric, larger=larger, within=within)
@@ -182,6 +209,7 @@ def equal_to_best(
         return rows
     best = rows.iloc[0]
     near = (rows[metric] / best[metric] - 1).abs() < within
+    near |= rows[metric] == best[metric]
     if f"{metric}_low" in rows:
         near |= (rows[f"{metric}_high"] >= best[f"{metric}_low"]) & (
             rows[f"{metric}_low"] <= best[f"{metric}_high"]
@@ -206,6 +234,7 @@ def pareto(
     larger = _is_larger_better(gain, larger)
     if more_is_better(cost):
         raise UserError(f"more of {cost!r} is better, so it is no cost; cost comes before gain")
+    say_disturbed(rows, gain)
     _require_figures(rows, gain)
     if apart := _several(rows.dropna(subset=[cost, gain])):
         each = functools.partial(pareto, cost=cost, gain=gain, larger=larger, same=same)
@@ -220,6 +249,24 @@ def pareto(
             front.pop()
         front.append(row)
     return rows.loc[front]
+
+
+def say_disturbed(rows: pd.DataFrame, metric: str) -> None:
+    """Print of which rows (runs, or what `summarize` gives) a speed or time is of disturbed repeats
+    alone, where `rows` say it."""
+    if not is_timed(metric) or "disturbed" not in rows or not len(rows):
+        return
+    told = rows["disturbed"]
+    only = told.map(lambda each: isinstance(each, str) and each != "")
+    if "n" in rows:
+        only |= (rows["n"] > 0) & (pd.to_numeric(told, errors="coerce") >= rows["n"])
+    who = next((name for name in ("variant", "label") if name in rows), None)
+    names = list(dict.fromkeys(rows[only & rows[metric].notna()][who].map(str))) if who else []
+    if names:
+        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        which = "all repeats" if "n" in rows else "runs"
+        said = f"{which} of {', '.join(names[:_MOST])}{more} were disturbed"
+        say(f"{metric} compares poorly: {said}")
 
 
 def _is_larger_better(metric: str, larger: bool | None) -> bool:

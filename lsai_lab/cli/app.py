@@ -2,6 +2,7 @@
 pandas."""
 
 import importlib
+import re
 import sys
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import lsai_core
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, did_you_mean
 
 # Name: (module with the function of this name, or with an app of several; what it does; an
 # example's arguments, and further paragraphs).
@@ -156,6 +157,15 @@ LSAI_ACCOUNT: account for cluster jobs
 LSAI_SPEAKLEASH_URL: another server for Speakleash's datasets"""
 
 
+_NO_COMMAND = re.compile(r"No such command '([^']*)'")
+
+
+def _commands(context: Any) -> list[str]:
+    """The commands that may stand where a wrong one does."""
+    group = getattr(context, "command", None)
+    return list(getattr(group, "commands", None) or COMMANDS)
+
+
 class Interrupted(Exception):
     """Ctrl-C in a command. A KeyboardInterrupt would be swallowed by Typer, which ends without a
     word."""
@@ -185,9 +195,12 @@ class _Commands(TyperGroup):
                 print(context.get_help(), end="")
                 sys.exit(2)
             place = context.command_path if context is not None else "lsai"
-            raise UserError(
-                f"{error.format_message().rstrip('.')}; `{place} --help` tells more"
-            ) from None
+            said = error.format_message().rstrip(".")
+            if unknown := _NO_COMMAND.match(said):
+                near = did_you_mean(unknown[1], _commands(context))
+                said = f"there is no command {unknown[1]!r}" + (f"; {near}" if near else "")
+            more = f"`{place} --help` tells more"
+            raise UserError(f"{said}{' ' if said.endswith('?') else '; '}{more}") from None
         sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: Any) -> list[str]:

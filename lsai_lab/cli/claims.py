@@ -17,6 +17,7 @@ from rich.console import Console
 
 from lsai_core.attention.measured import TABLE, table_text
 from lsai_core.base.files import write_json, write_text
+from lsai_core.base.tables import wrapped
 from lsai_lab.analysis.losses import LAST_STEPS
 from lsai_lab.benches.attention_table import recorded_rankings
 from lsai_lab.claims.bounds import (
@@ -30,7 +31,7 @@ from lsai_lab.claims.declared import Claim, load_claims
 from lsai_lab.claims.evaluate import VERDICTS, evaluate
 from lsai_lab.claims.words import claims_table
 from lsai_lab.cli import options as opt
-from lsai_lab.cli.tables import counts, table, wrapped
+from lsai_lab.cli.tables import counts, table
 from lsai_lab.project.files import repo_root
 from lsai_lab.report.load import load
 from lsai_lab.runs.records import recorded_runs

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lsai_lab.cli.tables import wrapped
+from lsai_core.base.tables import wrapped
 from lsai_lab.machine.checks import Check, run_checks
 from lsai_lab.machine.environment import environment
 

@@ -1,4 +1,5 @@
-"""`lsai numbers`: what the texts of chapters and README say, beside what their cells compute."""
+"""`lsai numbers`: what the texts of chapters, README and the book's abstract say, beside what the
+cells of the chapters compute."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from lsai_core.base.errors import UserError
 if TYPE_CHECKING:
     from lsai_lab.report.numbers import Found, Number
 
+_OTHERS = ("README.md", "reports/_quarto.yml")  # with numbers of chapters
+
 
 def numbers(
     chapters: Annotated[
         list[Path] | None,
-        typer.Argument(help="Notebooks; default: all chapters of the report, and README."),
+        typer.Argument(help="Notebooks; default: all chapters, the abstract, and README."),
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Put the computed numbers into the texts.")
@@ -46,8 +49,8 @@ def numbers(
         differing = _chapter(path, computed[name], write)
         count += len(computed[name])
         good &= _tell(f"notebooks/{name}", differing, write)
-    if not chapters:
-        good &= _tell("README.md", _readme(root, wanted, computed, write), write)
+    for name in _OTHERS if not chapters else ():
+        good &= _tell(name, _other(root / name, wanted, computed, write), write)
     print(f"{count} numbers of {len(wanted)} chapters")
     if not good:
         raise typer.Exit(1)
@@ -90,14 +93,14 @@ def _chapter(path: Path, computed: dict[str, Number], write: bool) -> list[Found
     return differing
 
 
-def _readme(
-    root: Path, chapters: dict[str, Path], computed: dict[str, dict[str, Number]], write: bool
+def _other(
+    path: Path, chapters: dict[str, Path], computed: dict[str, dict[str, Number]], write: bool
 ) -> list[Found]:
-    """The numbers of README that differ; `write`: with the computed ones put in."""
+    """The numbers of a text that is no chapter that differ; `write`: with the computed ones put
+    in."""
     from lsai_core.base.files import write_text
     from lsai_lab.report.numbers import compared, rewritten
 
-    path = root / "README.md"
     if not path.exists():
         return []
     text, differing = path.read_text(encoding="utf-8"), []

@@ -52,12 +52,15 @@ def list_runs(
     runs = [run for run in runs if set(tag or []) <= set(run.plan.get("tags", []))]
     planned = {run.folder for run in current_runs(session)}
     differ = departures(runs, session)
+    common = [] if as_json or len(runs) < 2 else _common(list(differ.values()))
     rows = [
-        _row(run, run.folder in planned, differ[run.folder])
+        _row(run, run.folder in planned, [s for s in differ[run.folder] if s not in common])
         for run in sorted(runs, key=lambda run: run.summary.started)
     ]
     if rows and not as_json:
         print(counts([row["outcome"] for row in rows], "runs", ["ok"]))
+        if common:
+            say(f"all differ from their study's plan by {', '.join(common)}")
     if not (as_json or full):
         for row in rows:
             row["disturbed"] = "yes" if row["disturbed"] else ""
@@ -135,13 +138,18 @@ def delete(
             print(f"deleted {run.folder}")
 
 
-def _row(run: Run, current: bool, differs: str) -> dict[str, Any]:
+def _common(differ: list[list[str]]) -> list[str]:
+    """The settings in which all runs differ from their plans."""
+    return [setting for setting in differ[0] if all(setting in each for each in differ)]
+
+
+def _row(run: Run, current: bool, differs: list[str]) -> dict[str, Any]:
     summary, plan, results = run.summary, run.plan, run.summary.results
     row = {
         "key": summary.id.key,
         "started": summary.started[:16],
         "run": str(summary.id),
-        "differs": differs,
+        "differs": ", ".join(differs),
         "outcome": summary.outcome,
     }
     row |= {"current plan": "yes" if current else "", "tokens/s": results.get("tokens_per_s", "")}

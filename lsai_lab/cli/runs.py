@@ -227,7 +227,7 @@ def show(runs: list[Run], as_json: bool = False, full: bool = False) -> None:
             frame.drop(columns="tries", errors="ignore").to_json(orient="records", indent=1)
         )
     settings = departures(runs, Session())
-    frame["settings"] = [settings[run.folder] for run in runs]
+    frame["settings"] = [", ".join(settings[run.folder]) for run in runs]
     less = () if full else ("val ppl", "step ms", "fwd GiB", "bwd GiB", "MFU %")
     for place, rows in frame.groupby(["machine", "study", "part"], sort=False):
         machine, study_name, part = place

@@ -2,25 +2,16 @@
 
 import json
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from lsai_core.base.tables import WIDTH, wrapped
 from lsai_lab.project.files import one_line
 
-WIDTH = 100  # columns of a terminal that lists are made for
 NARROWEST = 8  # no column is cut shorter than this
 _LONG = 24  # characters of a text that may stand below its row
 Row = Mapping[str, Any]
-
-
-def wrapped(text: str, indent: str = "") -> str:
-    """A paragraph in lines of at most 100 columns; `indent` is before all but the first. Words
-    (paths, commands without blanks) stay whole."""
-    return textwrap.fill(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def say(text: str, indent: str = "") -> None:

@@ -19,7 +19,7 @@ from lsai_lab.report.charts import MARKED
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, steps
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
-from lsai_lab.runs.difference import settings_apart
+from lsai_lab.runs.difference import loss_function, settings_apart
 from lsai_lab.runs.find import machine_of, opened, seed_of
 from lsai_lab.runs.records import Run, name_in
 
@@ -31,8 +31,8 @@ _WORDS = {
     "step_ms": "ms per step",
     "elapsed_s": "seconds",
     "tokens": "tokens",
-    "memory_allocated_gib": "GiB allocated",
-    "memory_reserved_gib": "GiB reserved",
+    "memory_allocated_gib": "GiB allocated (peak so far)",
+    "memory_reserved_gib": "GiB reserved (peak so far)",
     "grad_norm": "gradient norm",
     "lr": "learning rate",
     "mfu": "MFU",
@@ -73,6 +73,7 @@ def curves(
     drawn = _drawn(frames, columns, x, smooth)
     if any(name.endswith("loss") for name in columns):
         _say_whose_text(asked, frames)
+        _say_which_function(asked, frames)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
     few = data and len(data) * len(data[0]) < 2000
@@ -92,6 +93,14 @@ def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
     if len({text for text in texts if text} - sources) > 1:
         whose = ", ".join(f"{label} of {text}" for label, text in zip(labels, texts, strict=False))
         print(f"losses of several texts do not compare, for each is per token of its own: {whose}")
+
+
+def _say_which_function(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
+    """Print that losses do not compare, where they are of several functions."""
+    found = [loss_function(opened(folder_of(run)).config.get("loss")) for run in runs]
+    if len({*found}) > 1:
+        whose = ", ".join(f"{label} of {name}" for label, name in zip(labels, found, strict=True))
+        print(f"losses of several functions do not compare: {whose}")
 
 
 def _labels(runs: Sequence[AnyRun]) -> list[str]:

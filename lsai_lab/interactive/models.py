@@ -49,8 +49,21 @@ def load_model(run: AnyRun, device: str = "auto") -> Transformer:
     torch.Size([1, 3, 1024])
     """
     folder = _exported(run)
-    chosen = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    return load_hf(folder, device=chosen).eval()
+    return load_hf(folder, device=_device(device)).eval()
+
+
+def _device(asked: str) -> str:
+    """The device asked for; `auto` is the GPU where there is one. UserError for one that is not
+    there."""
+    has_gpu = torch.cuda.is_available()
+    if asked == "auto":
+        return "cuda" if has_gpu else "cpu"
+    name, _, number = str(asked).partition(":")
+    if name not in ("cpu", "cuda") or (number and not number.isdigit()):
+        raise UserError(f"device is 'auto', 'cpu', 'cuda' or 'cuda:1', not {asked!r:.80}")
+    if name == "cuda" and not (has_gpu and int(number or 0) < torch.cuda.device_count()):
+        raise UserError(f"there is no device {asked!r} here; device='cpu' loads it on the CPU")
+    return str(asked)
 
 
 def load_run_tokenizer(run: AnyRun) -> Tokenizer:

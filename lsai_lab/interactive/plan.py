@@ -47,7 +47,7 @@ class Planned(Shown):
         because = self.reasons[["chosen", "reason"]].values.tolist() if len(self.reasons) else []
         heads = ("setting", "GiB", "tokens/s", "why")
         return [
-            Part(self.answer, ("choice", "why"), because, note="; ".join(self.remarks)),
+            Part(self.answer, ("choice", "why"), because, note="\n".join(self.remarks)),
             Part("The next best", heads, self.settings.values.tolist()[1:]),
         ]
 

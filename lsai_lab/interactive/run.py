@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from lsai_core.base.errors import UnknownName, UserError
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part, value
+from lsai_core.base.tables import WIDTH, Part, value, wrapped
 from lsai_core.config.strict import Strict, flatten
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
@@ -374,7 +374,10 @@ class Run(Shown):
             results.get("disturbed") and f"disturbed: {results['disturbed']}",
             str(self.folder),
         )
-        return ", ".join([about, *filter(None, told)])
+        lines = [about, *filter(None, told)]
+        if len(line := ", ".join(lines)) <= WIDTH or not changed:
+            return line
+        return wrapped("\n  ".join(lines), "    ")
 
     def _repr_markdown_(self) -> str:
         return unfolded(self._parts())

@@ -17,11 +17,13 @@ from lsai_lab.interactive.planning import about, as_nested, first_part
 from lsai_lab.launch.stop import Interrupted, Stopped
 from lsai_lab.project.files import listed
 from lsai_lab.report.load import frame_of_runs
+from lsai_lab.runs.find import say
 from lsai_lab.runs.records import call
 from lsai_lab.runs.session import Session
 from lsai_lab.runs.study import PlannedRun
 
 MOST = 1000  # runs: more are a slip
+_FEW = 5  # timed steps
 
 
 def sweep(
@@ -50,6 +52,7 @@ def sweep(
     [1/2] memory.bf16, optim.lr=0.001 started
     ...
     outcomes: 2 ok
+    speeds of 2 of 2 runs are of 1 timed step: so few do not compare; set more steps
     >>> tries["optim.lr"].tolist(), tries["outcome"].unique().tolist()
     ([0.001, 0.003], ['ok'])
     """
@@ -120,4 +123,16 @@ def frame_of(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> pd.DataFra
         frame = frame.drop(columns=key, errors="ignore")
         frame.insert(0, key, pd.Series(values))
     frame.insert(0, "label", frame.pop("label"))
+    _say_few_steps(frame)
     return frame
+
+
+def _say_few_steps(frame: pd.DataFrame) -> None:
+    """Print of how few steps speeds are, where these are too few to compare."""
+    timed = frame["steps_timed"].dropna() if "steps_timed" in frame else pd.Series(dtype=float)
+    few = timed[timed < _FEW]
+    if len(few):
+        ends = dict.fromkeys((f"{few.min():.0f}", f"{few.max():.0f}"))
+        steps = "1 timed step" if [*ends] == ["1"] else f"{' to '.join(ends)} timed steps"
+        rest = "so few do not compare; set more steps"
+        say(f"speeds of {len(few)} of {len(frame)} runs are of {steps}: {rest}")

@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from lsai_lab.predictions.plan_space import Numerics, batches, with_usual_vocabu
 from lsai_lab.project.files import merged
 
 _MOST_MARGIN = 0.5
-_COLUMNS = 110  # of the line that says so; longer words end in it
+_COLUMNS = 100  # of the line that says so
+_WORDS = 40  # characters of a setting in it
 _QUIET_S = 2.0  # an answer that takes longer says what it tries
 _EXAMPLE = 32  # sequences of a step, where nothing is said
 
@@ -118,7 +120,8 @@ def shown_tries(file: TextIO, hidden: bool | None = None) -> Iterator[OnNext]:
 
         def on_next(words: str, left: int) -> None:
             bar.total = bar.n + 1 + left
-            bar.set_description_str(words, refresh=False)
+            short = textwrap.shorten(words, _WORDS, placeholder=" …")
+            bar.set_description_str(short, refresh=False)
             bar.update()
 
         yield on_next

@@ -10,11 +10,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from lsai_core.base.errors import UserError
 from lsai_core.base.tables import value as shown_value
-from lsai_lab.analysis.summary import require_columns
+from lsai_lab.analysis.summary import require_columns, say_disturbed
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
@@ -22,7 +24,8 @@ from lsai_lab.report.style import series_style
 MARKED = 40  # points of a line: with fewer, each has a marker
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
 _LOSSES = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}
-WIDE, ALONE = 6.3, 4.7  # inches: of the text, and of one panel, which a phone shows whole
+# Inches: of the text, and of one panel, which a phone shows whole and a column of the PDF at 5/6.
+WIDE, ALONE = 6.3, 4.0
 
 
 def panels(columns: int = 1, rows: int = 1, height: float = 2.4, **options: Any) -> Any:
@@ -53,12 +56,14 @@ def bars(
     the first row (default: three digits). `low`, `high`: columns of the ends of a range. `color`:
     one, or one a row.
 
-    >>> rows = lab.recorded("memory").query("machine == 'h100' and repeat == 0")
-    >>> fig = lab.bars(rows.dropna(subset=["tokens_per_s"]), "label", "tokens_per_s")
+    >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    >>> fig = lab.bars(lab.summarize(runs, "tokens_per_s"), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
+    _require_colors(color, len(frame))
+    say_disturbed(frame, value)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))
-    values = frame[value].astype(float) * scale
+    values = _numbers(frame, value) * scale
     places = np.arange(len(frame))
     drawn = axes.barh(places, values, color=color)
     ends = values.copy()
@@ -66,12 +71,7 @@ def bars(
         spans = frame[[low, high]].astype(float) * scale
         axes.hlines(places, spans[low], spans[high], color="black", linewidth=1)
         ends = np.maximum(values, spans[high])
-    words = [
-        text.format(each, ratio=each / values.iloc[0])
-        if text
-        else shown_value(float(f"{each:.3g}"))
-        for each in values
-    ]
+    words = [_words(text, each, each / values.iloc[0]) for each in values]
     for place, end, each in zip(places, ends, words, strict=True):
         minus = each.replace("-", "−")
         axes.annotate(
@@ -181,6 +181,39 @@ def stacked(
     return _figure(axes)
 
 
+def _words(text: str | None, value: float, ratio: float) -> str:
+    """What stands at the end of a bar. UserError for a format that is none."""
+    if not text:
+        return shown_value(float(f"{value:.3g}"))
+    try:
+        return text.format(value, ratio=ratio)
+    except (KeyError, IndexError, ValueError):
+        raise UserError(
+            f"text is a format with {{}} (the value) and {{ratio}}, such as '{{:.2f}} GiB', not "
+            f"{text!r:.80}"
+        ) from None
+
+
+def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
+    """A column as numbers. UserError where it has none."""
+    try:
+        return frame[name].astype(float)
+    except (TypeError, ValueError):
+        raise UserError(f"{name!r} is no column of numbers, and bars show numbers") from None
+
+
+def _require_colors(color: str | Sequence[str], rows: int) -> None:
+    """UserError for what is no colour, or not one a row."""
+    if is_color_like(color):
+        return
+    found = [color] if isinstance(color, str) else list(color)
+    if wrong := [each for each in found if not is_color_like(each)]:
+        words = "color is a colour ('C0', 'red', '#aa3344') or a list with one for each row"
+        raise UserError(f"{words}; {wrong[0]!r:.80} is none")
+    if len(found) not in (1, rows):
+        raise UserError(f"color has {len(found)} colours for {rows} bars; one for each row")
+
+
 def name_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Any]]) -> None:
     """Write each (name, x, y, colour) to the right of its place, moved apart where two would
     touch."""
@@ -263,7 +296,7 @@ def number_map(
             axes.add_patch(plt.Rectangle(place, 1, 1, color="#cccccc", linewidth=0))
         word = "–" if np.isnan(value) else text.format(value)
         weight = "bold" if strong[row, column] else "normal"
-        axes.text(column, row, word, ha="center", va="center", fontsize=8, weight=weight)
+        axes.text(column, row, word, ha="center", va="center", fontsize=8.5, weight=weight)
     axes.set_xticks(range(grid.shape[1]), [str(name) for name in grid.columns])
     axes.set_yticks(range(grid.shape[0]), [str(name) for name in grid.index])
     axes.grid(visible=False)

@@ -1,13 +1,21 @@
 """Claims, judged by the recorded runs, for the chapters that tell them."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
+from lsai_core.base.disk_cache import cached_on_disk
 from lsai_core.base.errors import UserError, hint
 from lsai_lab.claims import words
-from lsai_lab.claims.declared import load_claims
-from lsai_lab.claims.evaluate import evaluate
+from lsai_lab.claims.declared import Claim, load_claims
+from lsai_lab.claims.evaluate import COLUMNS, evaluate
 from lsai_lab.project.files import reading_root
-from lsai_lab.report.load import names_of_studies, recorded, say
+from lsai_lab.report.load import names_of_studies, recorded
+from lsai_lab.report.unchanged import files_state
+from lsai_lab.runs.find import say
 from lsai_lab.runs.frames import Frame
 
 _MANY = 20  # claims: so many take a while
@@ -36,11 +44,7 @@ def judged(*names: str) -> pd.DataFrame:
     if unknown := [name for name in names if name not in declared]:
         raise UserError(f"there is no claim {unknown[0]!r}{hint(unknown[0], list(declared))}")
     asked = {name: declared[name] for name in names} or declared
-    terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
-    wanted = {term.study for term in terms if term is not None} & {*names_of_studies()}
-    if len(asked) > _MANY:
-        say(f"judging {len(asked)} claims by the recorded runs takes a while")
-    found = evaluate(recorded(*sorted(wanted)), asked)
+    found = _evaluated(asked)
     told = words.claims_table(found, declared)
     found = found.assign(**told[["claim", "measured", "bound"]]).set_index("name")
     folder = reading_root() / "reports" / "recorded"
@@ -49,3 +53,28 @@ def judged(*names: str) -> pd.DataFrame:
         for runs in found["runs"]
     ]
     return Frame(found)
+
+
+def _evaluated(asked: Mapping[str, Claim]) -> pd.DataFrame:
+    """What `evaluate` finds by the committed runs; from the disk while no file of them, of `params`
+    and of the code is another."""
+    reports, params = (reading_root() / name for name in ("reports/recorded", "params"))
+    files = [path for folder in (reports, params) for path in folder.rglob("*")]
+    question = files_state(files, *asked)
+
+    def answer() -> dict[str, Any]:
+        terms = [each for claim in asked.values() for each in (claim.of, claim.over, claim.beside)]
+        wanted = {term.study for term in terms if term is not None} & {*names_of_studies()}
+        if len(asked) > _MANY:
+            say(f"judging {len(asked)} claims by the recorded runs takes a while, once")
+        rows = evaluate(recorded(*sorted(wanted)), dict(asked)).to_dict("records")
+        return {"rows": [{key: _plain(each) for key, each in row.items()} for row in rows]}
+
+    rows = cached_on_disk(evaluate.__module__, question, answer)["rows"]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; what is missing is null."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -25,10 +25,10 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.config.strict import flatten
 from lsai_core.profiling.gpus import GPUS
-from lsai_lab.project.files import PAGE_FOLDER, listed, reading_root, shown_path
+from lsai_lab.project.files import listed, reading_root, shown_path
 from lsai_lab.runs.departures import departures
 from lsai_lab.runs.difference import planned_profile
-from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, tell_once
+from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, say
 from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
@@ -40,15 +40,16 @@ from lsai_lab.runs.records import (
     read_run,
     recorded_runs,
 )
-from lsai_lab.runs.schema import ABOUT, DERIVED, FIRST, IDENTITY
+from lsai_lab.runs.schema import ABOUT, BOTH, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs
 from lsai_lab.runs.story import place, tells
 from lsai_lab.runs.study import labels, study_names
 
-OWN = "this machine"
+OWN = "own"
 LAST_STEPS = 10  # whose mean is the training loss
 TRAININGS = ("train", "peer", "unknown")  # kinds of runs that take training steps
 # What every step has, and the sums over them.
+_LATER = {"time": 0, "error": 1, "backend": 2}  # kinds of points: whether it is there comes last
 STEPS = ("step", "loss", "step_ms", "tokens_in_step", "tokens", "elapsed_s")
 _GPU = {gpu.driver_name: gpu.name for gpu in GPUS}
 
@@ -93,7 +94,7 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     `outcome`, `reason`, `key`, `kind`, `started`, `wall_s`, `run`) and what a person calls it
     (`profile`, `name`, `tags`, `note`); every result by its name, with the unit in it
     (`tokens_per_s`, `mem_peak_allocated_gib`); every config key with its dots (`optim.lr`,
-    `model.n_layers`; `config.steps` where a result has the same name); the environment as
+    `model.n_layers`; `config.steps`, where results have such a name); the environment as
     `env.gpu`, `env.torch`. A result "none" is missing: `fp8_recipe.notna()` are the fp8 runs. What
     people look for first is in front.
     `main`: whether the run is one of those that tell the story: of each part of a study the
@@ -200,9 +201,11 @@ def steps(run: AnyRun) -> pd.DataFrame:
 
 def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.DataFrame:
     """What the benches (attention, context, gemm) measured in `runs` (rows of `load`, or one run):
-    one row per point, good or not. Columns: `machine`, `own`, `variant`, `repeat`, `run` and those
-    of `keep` from the run's row; then the point's own, as the bench describes them, with its own
-    `outcome` and `reason`. Empty if nothing was measured. UserError for an unknown column.
+    one row per point, good or not, those without a figure (which kernels there are) last. Columns:
+    `machine`, `own`, `variant`, `repeat`, `run` and those of `keep` from the run's row; then the
+    point's own, as the bench describes them, with its own `outcome` and `reason`. Empty if nothing
+    was measured; a line says how many of `runs` are trainings, which have steps. UserError for one
+    run that is a training, and for an unknown column.
 
     >>> points = lab.points("h100/gemm.machine.products")
     >>> print(round(points.query("way == 'bf16'")["tflops"].max()))
@@ -210,10 +213,15 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
     """
     if not isinstance(runs, pd.DataFrame):
         run = finished_run(runs)
+        if run.summary.kind in TRAININGS:
+            raise UserError(f"{run.summary.id} is a training; lab.steps(run) has its steps")
         runs = pd.DataFrame([_row(run, machine_of(run.folder) is None)])
     names = list(dict.fromkeys(("machine", "own", "variant", "repeat", "run", *listed(keep))))
     if len(runs) and (unknown := [name for name in names if name not in runs]):
         raise UserError(no_column(unknown[0], runs))
+    if "kind" in runs and (trained := runs["kind"].isin(TRAININGS)).any():
+        say(f"{trained.sum()} of {len(runs)} runs are trainings: lab.steps(run) has their steps")
+        runs = runs[~trained]
     found = [
         _rows(finished_run(row)).assign(**{name: row[name] for name in names})
         for row in runs.to_dict("records")
@@ -221,14 +229,18 @@ def points(runs: pd.DataFrame | AnyRun, keep: str | Sequence[str] = ()) -> pd.Da
     frame = pd.concat(
         [frame for frame in found if len(frame)] or [pd.DataFrame(columns=names)], ignore_index=True
     )
-    return Frame(frame[[*names, *(name for name in frame.columns if name not in names)]])
+    if "measure" in frame:
+        frame = frame.sort_values("measure", key=lambda each: each.map(_LATER), kind="stable")
+    columns = [*names, *(name for name in frame.columns if name not in names)]
+    return Frame(frame[columns].reset_index(drop=True))
 
 
 def kernels(run: AnyRun) -> pd.DataFrame:
     """The kernels of a traced run: name, class, ms and calls per step, longest first. Records of
-    before 27 November 2026 have the 25 with the most time: their classes sum up to less. UserError
-    for a run that was not traced; one of many records (`runs.to_dict("records")`) gives an empty
-    frame, and a line says why.
+    before 27 November 2026 have the 25 with the most time: their classes sum up to less, and their
+    `kernel_fsdp_copies_ms` of one GPU (up to 1.6 ms) is of fused kernels that are not among them.
+    UserError for a run that was not traced; one of many records (`runs.to_dict("records")`) gives
+    an empty frame, and a line says why.
 
     >>> found = lab.kernels("h200/speed.fp8.levers")
     >>> list(found)
@@ -252,12 +264,6 @@ def _refuse(run: AnyRun, why: str) -> None:
     if not isinstance(run, Mapping):
         raise UserError(why)
     say(why)
-
-
-def say(line: str) -> None:
-    """Print a line, once; not where a notebook is executed as a page."""
-    if PAGE_FOLDER not in os.environ:
-        tell_once(line)
 
 
 def _rows(run: Run) -> pd.DataFrame:
@@ -312,7 +318,7 @@ def _row(run: Run, own: bool) -> dict[str, Any]:
         | dict(zip((*IDENTITY, *ABOUT), identity, strict=True))
     )
     for key, value in flatten(run.config).items():
-        row[f"config.{key}" if key in row or key in DERIVED else key] = value
+        row[f"config.{key}" if key in row or key in (*DERIVED, *BOTH) else key] = value
     row |= {f"env.{key}": value for key, value in run.env.items() if key != "packages"}
     # The label is ours; a folder's name can be anything, and a frame holds UTF-8 only.
     return in_frame(row) | {"label": label, "run": shown_path(run.folder)}
@@ -349,7 +355,7 @@ def frame_of_runs(folders: Sequence[Path]) -> pd.DataFrame:
 def _differs(runs: Sequence[Run], frame: pd.DataFrame) -> pd.Series:
     """Of each row of these runs: in which settings they differ from what their study plans."""
     told = departures(runs, session())
-    found = {str(folder): in_frame(text) for folder, text in told.items()}
+    found = {str(folder): in_frame(", ".join(said)) for folder, said in told.items()}
     return frame["run"].map(found).fillna("")
 
 

@@ -22,26 +22,64 @@ import pandas as pd
 from IPython.display import HTML, Markdown
 
 from lsai_core.base.errors import UserError, no_column
+from lsai_core.base.tables import values
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.values import Format, aligned, cell, digits, shown
-from lsai_lab.runs.frames import first_columns
+from lsai_lab.runs.frames import first_columns, with_ends
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 from lsai_lab.runs.records import page_name
+from lsai_lab.runs.shown_columns import ENDS, chosen_columns, is_summary
 
 PNG_DPI = 200
 MOST_ROWS, MOST_COLUMNS = 200, 40  # of a table that a reader can take in
 # Of Markdown in a cell; references and words of links stay.
 _MARKUP = re.compile(r"\*\*|\[-?(@[\w-]+)\]|\[([^]]*)\]\([^)]*\)")
+_BREAKABLE = {0x00A0: " ", 0x2060: None}  # what keeps a range in one line, for plain text
 
 
 class Table(Markdown):
     """A table in Markdown, which a terminal shows as it is, but for what keeps text of records
-    from being markup."""
+    from being markup. For papers and other programs: `to_markdown()`, `to_latex()` (with the
+    package booktabs) and `to_csv()`, each a text, or written to the file that is named."""
+
+    cells: pd.DataFrame  # as they are shown, without links
 
     def __repr__(self) -> str:
-        return html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
+        text = html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
+        return text.translate(_BREAKABLE)
+
+    def to_markdown(self, path: str | Path | None = None) -> str | None:
+        """The table as Markdown, without links."""
+        heads = [_head(name) for name in self.cells]
+        sides = [":---" if self.cells[name].map(_is_word).any() else "---:" for name in self.cells]
+        rows = [[in_markdown(each, each) or each for each in row] for row in self.cells.to_numpy()]
+        lines = [f"| {' | '.join(row)} |" for row in (heads, sides, *rows)]
+        return _given("\n".join(lines) + "\n", path)
+
+    def to_latex(self, path: str | Path | None = None) -> str | None:
+        """The table for LaTeX, escaped."""
+        sides = "".join("l" if self.cells[name].map(_is_word).any() else "r" for name in self.cells)
+        escaped = self.cells.map(lambda cell: cell.replace("–", "--").replace("−", "-"))
+        table = escaped.style.hide(axis="index").format(escape="latex")
+        table = table.format_index(escape="latex", axis="columns")
+        return _given(table.to_latex(hrules=True, column_format=sides), path)
+
+    def to_csv(self, path: str | Path | None = None) -> str | None:
+        """All rows and columns of the frame as CSV, with all digits."""
+        return _given(str((self.metadata or {})["lsai"]["csv"]), path)
+
+
+def _given(text: str, path: str | Path | None) -> str | None:
+    """The text, or nothing once it is written to the file."""
+    if path is None:
+        return text
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    return None
 
 
 class Picture(HTML):
@@ -63,7 +101,10 @@ def table(
     all. A column `run` (folders of runs) is not shown: it makes the column `link` (default: the
     first) a link to each run's page, of a pair `(before, after)` of folders in the report one to
     both side by side. Strings are Markdown, those of records are not; missing values
-    show as an en dash. Raises UserError for an unknown column.
+    show as an en dash. A column beside its ends (`<name>_low`, `<name>_high`) has them in
+    brackets, and of what `lab.summarize` gives it takes what that shows itself. `.to_latex()`,
+    `.to_markdown()` and `.to_csv()` of the table are for papers. Raises UserError for an unknown
+    column, and for what is no format.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> lab.table(runs[["label", "tokens_per_s", "run"]], {"tokens_per_s": ",.0f"})
@@ -77,29 +118,80 @@ def table(
         raise UserError(f"table: {no_column(unknown[0], names)}")
     wide = len(names) > MOST_COLUMNS
     names = first_columns(frame)[:MOST_COLUMNS] if wide else names
+    elsewhere = _told_elsewhere(frame) - {*formats}
+    names = [name for name in names if name not in elsewhere]
     names, frame = [name for name in names if name != "run"], frame.head(MOST_ROWS)
-    columns = {
-        name: [_written(value, formats.get(name) or digits(frame[name])) for value in frame[name]]
-        for name in names
-    }
+    columns = {name: _column(frame, name, formats) for name in names}
+    cells = pd.DataFrame({_plain(name): map(_plain, found) for name, found in columns.items()})
     columns |= {name: found for name in names if (found := aligned(columns[name]))}
     if "run" in frame.columns and names:
         target = link if link in names else names[0]
-        cells = zip(columns[target], frame["run"], strict=True)
-        columns[target] = [_led(cell, run) for cell, run in cells]
+        pairs = zip(columns[target], frame["run"], strict=True)
+        columns[target] = [_led(cell, run) for cell, run in pairs]
     lines = ["| " + " | ".join(_head(name) for name in names) + " |"]
     lines.append(
         "|" + "|".join("---:" if _is_numeric(frame[name]) else ":---" for name in names) + "|"
     )
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
-    if note := _left_out(whole, len(names)):
+    if note := _left_out(whole.drop(columns=[*elsewhere]), len(names)):
         lines += ["", note]
     csv = as_csv(
         whole.drop(columns="run", errors="ignore").map(
             lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell
         )
     )
-    return Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+    made = Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+    made.cells = cells
+    return made
+
+
+def _told_elsewhere(frame: pd.DataFrame) -> set[str]:
+    """Columns that a table does not show, where nobody gives them a format: ends of ranges, which
+    stand beside their figure, and of a summary what it does not show itself."""
+    hidden = {f"{name}{end}" for name in _with_ends(frame) for end in ENDS}
+    summary = is_summary(frame) and frame.columns.is_unique
+    return hidden | ({*frame} - {*chosen_columns(frame)} if summary else set())
+
+
+def _with_ends(frame: pd.DataFrame) -> list[str]:
+    """The columns whose ends are columns, too."""
+    there = {*map(str, frame)}
+    return [name for name in map(str, frame) if {f"{name}{end}" for end in ENDS} <= there]
+
+
+def _column(frame: pd.DataFrame, name: str, formats: Mapping[str, Format]) -> list[str]:
+    """The cells of a column, each with the ends of its range where the frame has these."""
+    ends = [f"{name}{end}" for end in ENDS] if name in _with_ends(frame) else []
+    spec = _checked(name, frame[name], formats.get(name))
+    if not ends or any(end in formats for end in ends):
+        return [_written(value, spec or digits(frame[name])) for value in frame[name]]
+    figures = frame[[name, *ends]].to_numpy(dtype=float)
+    texts = [shown(value, spec) for value in figures.flat] if spec else values([*figures.flat])
+    each = iter(texts)
+    found = (with_ends(*three) for three in zip(each, each, each, strict=True))
+    return [text.replace(" ", "\u00a0").replace("–", "\u2060–\u2060") for text in found]
+
+
+def _checked(name: str, column: pd.Series, spec: Format | None) -> Format | None:
+    """The format, if a value can be written so. UserError if none can."""
+    there = [value for value in column.dropna() if not isinstance(value, str)]
+    if spec is not None and not callable(spec) and there:
+        try:
+            shown(there[0], spec)
+        except (ValueError, KeyError, IndexError, TypeError):
+            words = "a format is such as '.2f', ',.0f' or '{:.1f} GiB'"
+            raise UserError(f"table: {spec!r:.80} is no format of {name}; {words}") from None
+    return spec
+
+
+def _plain(text: object) -> str:
+    """A cell without what makes it Markdown: links, escapes, spaces that line it up."""
+    plain = html.unescape(_MARKUP.sub(r"\1\2", str(text)))
+    return re.sub(r"\\([|<\\`*_{}\[\]#$])", r"\1", plain).strip("\u2007").translate(_BREAKABLE)
+
+
+def _is_word(cell: str) -> bool:
+    return cell != "–" and not re.match(r"[-+−±\d.,]", cell)
 
 
 def _left_out(frame: pd.DataFrame, columns: int) -> str:

@@ -1,10 +1,10 @@
 """One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and
 for colour-blind eyes.
 
-Figures are 160 mm wide or narrower. On paper a narrow one stands in a column at seven tenths of its
-size, so a 9 pt label is one of 6.5 pt, and a wide one over both at nine tenths. A series is never
-told apart by colour alone: lines carry a marker and a dash pattern as well, bars are named. The
-colours are those of `colors.py`.
+Figures are 160 mm wide or narrower. On paper a narrow one stands in a column at five sixths of its
+size, so a label of 8.5 pt is one of 7 pt, and none is smaller; a wide one stands over both columns.
+A series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars
+are named. The colours are those of `colors.py`.
 """
 
 from typing import Any

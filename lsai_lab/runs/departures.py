@@ -1,6 +1,8 @@
 """In which settings a run departs from what its study plans, whatever other runs there are."""
 
 import functools
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,11 @@ from lsai_lab.runs.study import Study, resolve
 GONE = "no such variant now"
 
 
-def departures(runs: Iterable[Run], session: Session) -> dict[Path, str]:
+def departures(runs: Iterable[Run], session: Session) -> dict[Path, list[str]]:
     """What sets each run's config apart from that of its study's variant under its profile, in
-    words (`optim.lr=0.001`), the seed left out; first the profile, where it is not the usual one of
+    words (`optim.lr=0.001`), the seed left out, and the profile, where it is not the usual one of
     the run's machine. Empty: as planned. What only the record or only today's study has is no
-    difference."""
+    difference. What fewest of these runs have stands first."""
     usual_of = functools.cache(functools.partial(usual_profile, session))
     study_of = functools.cache(functools.partial(_study, session))
 
@@ -33,8 +35,9 @@ def departures(runs: Iterable[Run], session: Session) -> dict[Path, str]:
         profile = planned_profile(run) or usual
         told = [f"profile={profile}"] if profile != usual else []
         settings = planned(profile, which.study, which.variant, which.part)
-        found[run.folder] = ", ".join(told + _apart(run.config, settings))
-    return found
+        found[run.folder] = told + _apart(run.config, settings)
+    numbers = Counter(itertools.chain(*found.values()))
+    return {folder: sorted(said, key=numbers.__getitem__) for folder, said in found.items()}
 
 
 def _apart(config: dict[str, Any], planned: dict[str, Any] | None) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import flatten
+from lsai_core.config.train import LOSSES
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
-from lsai_lab.runs.schema import DERIVED
+from lsai_lab.runs.schema import BOTH, DERIVED
 
 # The results that people compare, and what they are called.
 RESULTS = {
@@ -99,7 +100,7 @@ class Difference:
     def remark(self) -> str:
         """Why some results of the two do not compare; empty if all do."""
         peaks = (self._two_peaks, self._above_peak)
-        whose = (self._two_texts, *peaks, self._two_machines, self._disturbed)
+        whose = (self._two_texts, self._two_losses, *peaks, self._two_machines, self._disturbed)
         return "\n".join(filter(None, whose))
 
     @property
@@ -136,6 +137,14 @@ class Difference:
         )
 
     @property
+    def _two_losses(self) -> str:
+        """That losses of the two do not compare, as those of two functions; empty if they do."""
+        one, other = (loss_function(facts.get("config.loss")) for facts in (self.one, self.other))
+        if one == other or not any(key.endswith(_OF_A_TEXT) for key in self.results):
+            return ""
+        return f"losses do not compare: {one} and {other} are two functions"
+
+    @property
     def _two_peaks(self) -> str:
         """Why the MFU of the two do not compare; empty if they do: they are shares of one peak."""
         found = [facts.get("results.mfu_peak_tflops") for facts in (self.one, self.other)]
@@ -146,7 +155,7 @@ class Difference:
         """Which of the two has an MFU above 100 %, and why; empty if none has."""
         whose = (("the first", self.one), ("the second", self.other))
         said = [(name, above_peak(facts, "results.")) for name, facts in whose]
-        return "; ".join(f"{name}: {why}" for name, why in said if why)
+        return "\n".join(f"{name}: {why}" for name, why in said if why)
 
     def beside(self, key: str) -> Beside:
         """A line of the comparison, called as the column of `lab.load`."""
@@ -157,7 +166,7 @@ class Difference:
     def _column(self, key: str) -> str:
         """What `lab.load` calls a fact: a setting that a result is called like keeps `config.`."""
         name = key.removeprefix("config.").removeprefix("results.")
-        is_taken = name in DERIVED or f"results.{name}" in self.one | self.other
+        is_taken = name in (*DERIVED, *BOTH) or f"results.{name}" in self.one | self.other
         return key if key.startswith("config.") and is_taken else name
 
     def change(self, name: str, first: Any, second: Any) -> tuple[float | None, float | None]:
@@ -166,12 +175,19 @@ class Difference:
         speeds of two machines, and what is no number."""
         there = all(type(value) in (int, float) for value in (first, second))
         of_text, timed = name.endswith(_OF_A_TEXT), f"results.{name}" in _TIMED
-        apart = (of_text and self._two_texts) or (timed and self._two_machines)
+        apart = (of_text and (self._two_texts or self._two_losses)) or (
+            timed and self._two_machines
+        )
         if not there or apart or (name == "mfu" and self._two_peaks):
             return None, None
         if name.endswith("_loss"):
             return None, second - first
         return (second / first if first else None), None
+
+
+def loss_function(setting: Any) -> str:
+    """What the setting `loss` computes: the package's own ways give one and the same."""
+    return "cross entropy" if setting is None or setting in LOSSES else str(setting)
 
 
 def differing(number: int, what: str) -> str:

@@ -4,6 +4,7 @@ own runs first, then the recorded ones, which a machine's label tells apart (`h1
 A run that goes on, or was stopped before it could end, is found, too; its outcome is `unfinished`.
 """
 
+import contextlib
 import functools
 import os
 import platform
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsai_core.base.errors import UserError, hint
-from lsai_lab.project.files import one_line, shown_path
+from lsai_lab.project.files import PAGE_FOLDER, one_line, shown_path
 from lsai_lab.runs import schema
 from lsai_lab.runs.difference import settings_apart
 from lsai_lab.runs.records import Run, RunId, Summary, damaged_run, names_in, read_run
@@ -91,7 +92,11 @@ def opened(folder: Path, machine: str | None = None) -> Run:
     summary = Summary(
         known.id, known.kind, "unfinished", _reason(folder), "", 0.0, plan["command"], {}
     )
-    return Run(folder, machine or "this machine", summary)
+    run = Run(folder, machine or "this machine", summary)
+    if machine is None:
+        with contextlib.suppress(UserError):  # it may be half written
+            run.machine = run.env.get("machine") or run.machine
+    return run
 
 
 def _newest(text: str, folders: list[Path]) -> Path:
@@ -105,6 +110,12 @@ def _newest(text: str, folders: list[Path]) -> Path:
 def tell_once(line: str) -> None:
     """Print a line, once in this process: in a notebook below the cell, else as a warning."""
     print(line, file=sys.stdout if "IPython" in sys.modules else sys.stderr)
+
+
+def say(line: str) -> None:
+    """Print a line, once; not where a notebook is executed as a page."""
+    if PAGE_FOLDER not in os.environ:
+        tell_once(line)
 
 
 @dataclass
@@ -233,5 +244,6 @@ def _only(text: str, runs: list[Found]) -> Path | None:
         recorded = any("/" in run.names[0] for run in found)
         others = [run.names[0] for run in found] if recorded else _told_apart(found)
         by = "its machine" if recorded else "its key"
-        raise UserError(f"{text!r} means several runs; choose one by {by}: {', '.join(others)}")
+        lines = "".join(f"\n  {other}" for other in others)
+        raise UserError(f"{text!r} means several runs; choose one by {by}:{lines}")
     return found[0].folder if found else None

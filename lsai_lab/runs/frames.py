@@ -4,24 +4,27 @@ column was meant."""
 import functools
 import html
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lsai_core.base.errors import UnknownKey, UnknownName, hint, no_column
-from lsai_core.base.tables import Part, as_text, value, values
+from lsai_core.base.errors import UnknownKey, UnknownName, UserError, hint, no_column
+from lsai_core.base.tables import Part, as_text, value, values, wrapped
+from lsai_lab.runs.shown_columns import (
+    TERMINAL,
+    WIDE,
+    chosen_columns,
+    fitted,
+    hidden_words,
+    is_too_wide_for_a_page,
+    terminal_width,
+)
 
-WIDE = 20  # columns; with more, the first ones are shown
-_OPTIONS = ("display.width", 160, "display.max_columns", WIDE)
-_JUDGED = ("claim", "machine", "measured", "bound", "verdict", "note")  # of claims
-_USUAL = {
-    "outcome": "ok",
-    "disturbed": 0,
-    "differs": "",
-}  # of a summary, told where it is otherwise
-_RATES = ("tflops", "per_s")  # so ends the name of a rate
+_COLUMNS = ("display.max_columns", WIDE, "display.max_colwidth", None)
+_HEAD, _TAIL = 34, 22  # characters of a longer text that are shown
+_SHORT_CELL = re.compile(r"<td>([^<]{1,40})</td>")  # which takes one line
 _QUOTED = re.compile(r"'([^']+)'")
 
 
@@ -41,6 +44,10 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
             named["level"] = named.get("level", 0) + 1
         try:
             return method(self, *given, **named)
+        except (SyntaxError, TypeError, ValueError) as error:
+            if not reads_caller:
+                raise
+            raise UserError(_no_query(given, str(error))) from None
         except (KeyError, NameError) as error:
             unknown = [name for name in _QUOTED.findall(str(error)) if name not in self.columns]
             if isinstance(error, NoColumn) or "local variable" in str(error) or not unknown:
@@ -48,6 +55,14 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
             raise NoColumn(_no_column(unknown[0], self)) from None
 
     return call
+
+
+def _no_query(given: tuple[Any, ...], error: str) -> str:
+    """The error line for a query that pandas cannot read or answer."""
+    asked = given[0] if given and isinstance(given[0], str) else ""
+    if re.search(r"(?<![=<>!])=(?!=)", asked):
+        return f"a query compares with ==, not with =: {asked}"
+    return f"no query: {' '.join(asked.split()) or 'a text is wanted'} ({' '.join(error.split())})"
 
 
 def _no_column(name: str, frame: pd.DataFrame) -> str:
@@ -119,6 +134,14 @@ class Frame(pd.DataFrame):
         """One value by its row and column."""
         return _Located(self, super().at)
 
+    def to_markdown(self, *given: Any, **named: Any) -> Any:
+        """As pandas writes it, with the package tabulate."""
+        try:
+            return super().to_markdown(*given, **named)
+        except ImportError:
+            said = "to_markdown of pandas needs the package tabulate"
+            raise UserError(f"{said}; lab.table(frame).to_markdown() does not") from None
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -128,17 +151,27 @@ class Frame(pd.DataFrame):
             raise UnknownName(_no_column(name, self)) from None
 
     def __repr__(self) -> str:
-        note = self._left_out()
-        with pd.option_context(*_OPTIONS, *_dimensions(note)):
-            if note and not len(self):
-                return note
-            return f"{self._narrow()!r}\n\n{note}" if note else repr(self._narrow())
+        note, width = self._left_out(), terminal_width()
+        if note and not len(self):
+            return note
+        with pd.option_context("display.width", width, *_COLUMNS):
+            texts, said, gone = fitted(self, self._narrow(), lambda frame: "\\\n" in repr(frame))
+            note = self._left_out(gone)
+            with pd.option_context(*_dimensions(note)):
+                table = repr(texts)
+        lines = "\n".join(wrapped(line, "  ") for line in (said, note) if line)
+        return f"{table}\n\n{lines}" if lines else table
 
     def _repr_html_(self) -> str | None:
-        note = self._left_out()
-        with pd.option_context(*_OPTIONS, *_dimensions(note)):
-            table = self._narrow()._repr_html_() if len(self) else ""  # type: ignore[operator]
-            return f"{table}<p>{html.escape(note)}</p>" if note else str(table)
+        if not len(self):
+            return f"<p>{html.escape(self._left_out())}</p>"
+        with pd.option_context("display.width", TERMINAL, *_COLUMNS):
+            texts, said, gone = fitted(self, self._narrow(), is_too_wide_for_a_page)
+            note = self._left_out(gone)
+            with pd.option_context(*_dimensions(note)):
+                table = str(texts._repr_html_())  # type: ignore[operator]
+        table = _SHORT_CELL.sub(r'<td style="white-space:nowrap">\1</td>', table)
+        return table + "".join(f"<p>{html.escape(line)}</p>" for line in (said, note) if line)
 
     def _narrow(self) -> pd.DataFrame:
         """The columns that are shown, as texts; those of rows that pandas leaves out are empty."""
@@ -167,30 +200,14 @@ class Frame(pd.DataFrame):
             found.iloc[rows, found.columns.get_loc(name)] = texts
         return found
 
-    def _left_out(self) -> str:
-        """What is not shown, in words; nothing if all is."""
+    def _left_out(self, gone: Sequence[str] = ()) -> str:
+        """What is not shown, in words; nothing if all is. `gone`: for which there was no room."""
         if not len(self) and "run" in self:
             return "no runs: none is there, or none is as it was asked for"
         if not len(self):
             return f"no rows; columns: {', '.join(map(str, self.columns)) or 'none'}"
-        shown = first_columns(self)
-        number, there = len(shown), len(self.columns)
-        if number == there:
-            return ""
-        if _is_summary(self):
-            facts = [name for name in (*_USUAL, "reason", "run") if name in self]
-            hidden = [name for name in facts if name not in shown]
-            what, more = "row", ", ".join(["<metric>_low", "<metric>_high", *hidden])
-        elif "what" in self:
-            what, more = "result", "first_low, first_high, second_low, second_high"
-        elif _is_judged(self):
-            what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
-        elif _is_of_points(self):
-            what, more = "point", "times, errors, quartiles, reason, run"
-        else:
-            what, more = "run", "results by name, settings with dots (optim.lr), env.*"
-        many = f"1 {what}" if len(self) == 1 else f"{len(self):,} {what}s"
-        return f"{many}; {number} of {there} columns are shown. The others: {more}"
+        shown = [name for name in first_columns(self) if name not in gone]
+        return hidden_words(self, shown, list(gone))
 
 
 class Values(pd.Series):
@@ -282,7 +299,14 @@ def _texts(column: pd.Series) -> list[str]:
     """The values of one unit; in a row of several, each for itself."""
     there = [None if pd.api.types.is_scalar(each) and pd.isna(each) else each for each in column]
     one_unit = pd.api.types.is_float_dtype(column) or {*map(type, there)} <= {float, type(None)}
-    return values(there) if one_unit else list(map(value, there))
+    if one_unit or column.name == "run":  # a folder is there to be copied
+        return values(there)
+    return [_middle_out(value(each)) for each in there]
+
+
+def _middle_out(text: str) -> str:
+    """A long text without its middle: names of kernels, as folders of runs, differ at the end."""
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}…{text[-_TAIL:]}"
 
 
 def _dimensions(note: str) -> tuple[str, Any]:
@@ -291,54 +315,8 @@ def _dimensions(note: str) -> tuple[str, Any]:
 
 
 def first_columns(frame: pd.DataFrame) -> list[str]:
-    """Of a wide frame of runs the columns that people look for first, as far as they say anything:
-    those before `run`, its folder. Of what `lab.summarize` gives who is meant and the figures. All
-    of another frame."""
-    names = list(frame.columns)
+    """The columns that are shown of a frame that `lab` gives, as `chosen_columns` says; all of
+    another one."""
     if not isinstance(frame, Frame) or not frame.columns.is_unique:
-        return names
-    if "what" in names:  # a comparison
-        return [name for name in names if not str(name).endswith(("_low", "_high"))]
-    if _is_judged(frame):
-        return [name for name in _JUDGED if not _is_empty(frame[name])]
-    if "run" not in names:
-        return names
-    if _is_summary(frame):
-        hidden = {f"{name}{end}" for name in names for end in ("_low", "_high")}
-        hidden |= {"reason", "run"}
-        hidden |= {name for name in _USUAL if name in frame and (frame[name] == _USUAL[name]).all()}
-        return [name for name in names if name not in hidden]
-    if _is_of_points(frame):
-        return [name for name in names if _is_told(name, frame[name])]
-    if len(names) <= WIDE:
-        return names
-    return [name for name in names[: names.index("run")] if not _is_empty(frame[name])]
-
-
-def _is_summary(frame: pd.DataFrame) -> bool:
-    ends = any(str(name).endswith("_low") for name in frame.columns)
-    return ends and {"n", "outcome", "reason", "run"} <= {*frame.columns}
-
-
-def _is_of_points(frame: pd.DataFrame) -> bool:
-    """Whether these are points that benches measured, as `lab.points` gives them."""
-    return {"machine", "own", "repeat", "run"} <= {*frame} and "study" not in frame
-
-
-def _is_told(name: str, column: pd.Series) -> bool:
-    """Whether a column of points says which point it is, a text or a whole number, or a rate."""
-    if name in ("own", "run", "reason", "step") or _is_empty(column):
-        return False
-    if name.endswith(_RATES):
-        return True
-    there = column.dropna()
-    texts = bool(there.map(type).eq(str).all())
-    return texts or bool((pd.to_numeric(there, errors="coerce") % 1 == 0).all())
-
-
-def _is_judged(frame: pd.DataFrame) -> bool:
-    return {*_JUDGED, "sentence", "runs"} <= {*frame.columns}
-
-
-def _is_empty(column: pd.Series) -> bool:
-    return bool((column.isna() | (column.astype(object) == "")).all())
+        return list(frame.columns)
+    return chosen_columns(frame)

@@ -36,6 +36,7 @@ from lsai_core.base.files import write_json
 from lsai_core.base.plugins import own_fault
 from lsai_lab.project.files import Name, named, one_line
 from lsai_lab.runs import schema
+from lsai_lab.runs.kernel_classes import in_todays_classes, in_todays_sums
 from lsai_lab.runs.schema import Config, Results, Text, read_as, read_rows
 
 if TYPE_CHECKING:  # pandas takes longer to import than most commands that read records take
@@ -94,7 +95,9 @@ class Summary:
     def read(folder: Path) -> Summary:
         """The summary in `folder`. Raises FileNotFoundError if the run has not ended, UserError if
         the file is damaged."""
-        return read_as(folder / "summary.json", Summary)
+        summary = read_as(folder / "summary.json", Summary)
+        summary.results = in_todays_sums(summary.results, folder)
+        return summary
 
 
 # A run that ended like this is finished; any other is tried again, from its checkpoint if it has
@@ -190,9 +193,8 @@ class Run:
         """The kernels with the most time: name, class, ms and calls per step, longest first (empty
         if nothing was traced)."""
         there = self._has("kernels.json")
-        return _frame(
-            read_as(self.folder / "kernels.json", schema.Kernels).kernels if there else []
-        )
+        found = read_as(self.folder / "kernels.json", schema.Kernels).kernels if there else []
+        return _frame(in_todays_classes(found))
 
 
 def read_metrics(folder: Path) -> pd.DataFrame:

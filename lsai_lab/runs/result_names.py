@@ -113,6 +113,7 @@ NAMES = [
 _ENDING = re.compile(r"(_p25|_p75|_min|_max|_mean|_min_rank|_low|_high)$")
 
 _MORE_IS_BETTER = re.compile(r"(.*_per_s(_per_gpu)?|(.*_)?(tflops|mfu)(_causal)?|largest_\w+)")
+_TIMED = re.compile(r"(.*_per_s(_per_gpu)?|(.*_)?(tflops|mfu)(_causal)?|(.*_)?ms|step_s)")
 _LESS_IS_BETTER = re.compile(r"(.*_)?(gib|ms|s|loss|perplexity)")
 
 
@@ -122,6 +123,11 @@ def more_is_better(name: str) -> bool | None:
     if _MORE_IS_BETTER.fullmatch(short):
         return True
     return False if _LESS_IS_BETTER.fullmatch(short) else None
+
+
+def is_timed(name: str) -> bool:
+    """Whether other work on its machine changes this result: a speed or a time of steps."""
+    return _TIMED.fullmatch(_ENDING.sub("", name)) is not None
 
 
 @functools.cache

@@ -61,6 +61,7 @@ FIRST = (
     *("largest_batch", "largest_size", "points_ok", "matmul_bf16_tflops", "disturbed", "run"),
 )
 DERIVED = ("gpu", "main", "differs", "path")
+BOTH = ("steps", "device")  # results of trainings and settings; a frame has these as `config.steps`
 
 _NUMBER = re.compile(
     r"_(m?s|gib|mib|tflops|mhz|w|n|share|size|spread|mean|min|max|p\d+)$|_per_|_(loss|perplexity|resolution|balance|causal|cores|threads|tokens|measured|timed)$|_share_|_gib_"

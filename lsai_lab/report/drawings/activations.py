@@ -12,7 +12,7 @@ EDGE = "#444444"
 STEPS = {
     "Q": r"$s_j = Q_i K_j^\top D^{-1/2}$",
     "K": r"update $m,\ \ell$",
-    "V": r"$o \leftarrow e^{m-m_{new}} o + e^{s_j-m_{new}} V_j$",
+    "V": r"update $o$ with $V_j$",
     "O": r"last tile: $O_i = o\,/\,\ell$",
 }
 
@@ -31,7 +31,7 @@ def _streams(axes: Axes) -> None:
     for place, (name, text) in enumerate(STEPS.items()):
         y = 3 - place
         axes.text(0.3, y + 0.31, name, ha="right", va="center", fontsize=9)
-        axes.text(4.62, y + 0.31, text, ha="center", va="center", fontsize=8)
+        axes.text(4.62, y + 0.31, text, ha="center", va="center", fontsize=8.5)
         present = 1 if name in "QO" else 2
         color = COLORS["arithmetic"] if name in "QO" else COLORS["memory"]
         for tile in range(5):

@@ -34,7 +34,7 @@ def causal_work() -> Figure:
         work = " : ".join(f"{each / min(pairs):.0f}" for each in pairs)
         axes.set(title=METHODS[method], xticks=[], yticks=[], xlabel=f"work {work}")
         axes.spines[["left", "bottom"]].set_visible(False)
-    words = {"ha": "right", "va": "top", "fontsize": 8}
+    words = {"ha": "right", "va": "top", "fontsize": 8.5}
     corner = {"transform": panels[0].transAxes}
     panels[0].text(0.99, 0.99, "queries down,\nkeys across", **corner, **words)
     boxes = [plt.Rectangle((0, 0), 1, 1, color=color, alpha=0.75) for color in PALETTE[:GPUS]]

@@ -5,7 +5,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import ALONE
+from lsai_lab.report.charts import ALONE, WIDE
 from lsai_lab.report.colors import COLORS, PALETTE
 
 EDGE = "#444444"
@@ -42,7 +42,7 @@ FORMATS = {
 
 def fp8_matmul() -> Figure:
     """One fp8 matmul, and the largest rounding error of three formats over the magnitude."""
-    fig, (top, low) = plt.subplots(2, figsize=(ALONE, 3.4), height_ratios=[1.1, 1.05])
+    fig, (top, low) = plt.subplots(2, figsize=(WIDE, 3.4), height_ratios=[1.1, 1.05])
     _flow(top)
     _errors(low)
     return fig

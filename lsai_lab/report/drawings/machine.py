@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import ALONE, panels
+from lsai_lab.report.charts import WIDE, panels
 from lsai_lab.report.colors import COLORS
 
 EDGE = "#444444"
@@ -52,7 +52,7 @@ def memory_hierarchy() -> Figure:
 
 def transformer_block() -> Figure:
     """One block, its operations by what limits them, and what follows the last block."""
-    fig, axes = plt.subplots(figsize=(ALONE, 1.6))
+    fig, axes = plt.subplots(figsize=(WIDE, 1.8))
     boxes = dict(LAST)
     for row, half in enumerate(HALVES):
         boxes |= {(9.5 * place + 4, 8.2 - 6.2 * row): text for place, text in enumerate(half)}
@@ -65,8 +65,8 @@ def transformer_block() -> Figure:
         _arrow(axes, tail, head)
     for xs, ys in AROUND:
         axes.plot(xs, ys, color=EDGE, lw=1)
-    axes.text(59.2, 10.1, "logits", fontsize=8, va="center")
-    axes.text(51, 0.8, "x $L$ blocks", fontsize=8, ha="right", va="center")
+    axes.text(59.2, 10.1, "logits", fontsize=8.5, va="center")
+    axes.text(51, 0.8, "x $L$ blocks", fontsize=8.5, ha="right", va="center")
     axes.set(xlim=(-1, 63), ylim=(-0.5, 14))
     axes.axis("off")
     return fig
@@ -78,7 +78,7 @@ def _operation(axes: Axes, x: float, y: float, text: str) -> None:
     color = COLORS["arithmetic" if arithmetic else "memory"]
     style = "-" if arithmetic else "--"
     axes.add_patch(plt.Rectangle((x, y), 8, 3, fc=f"{color}40", ec=EDGE, lw=0.8, ls=style))
-    axes.text(x + 4, y + 1.5, text, ha="center", va="center", fontsize=7.5, linespacing=0.95)
+    axes.text(x + 4, y + 1.5, text, ha="center", va="center", fontsize=8.5, linespacing=0.95)
 
 
 def _arrow(axes: Axes, tail: tuple[float, float], head: tuple[float, float]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import ALONE
+from lsai_lab.report.charts import WIDE
 
 TRAINERS = ("torchtitan", "HF Trainer", "this package")
 # Of each part of a step: who does it in each trainer, "library", "compiled" or "own", in words.
@@ -41,7 +41,7 @@ SHADES = {"library": "white", "compiled": "#d9eaf6", "own": "#fbe3d0"}
 
 def trainers_parts() -> Figure:
     """Who does each part of a training step in each trainer."""
-    fig, axes = plt.subplots(figsize=(ALONE, 2.3))
+    fig, axes = plt.subplots(figsize=(WIDE, 2.3))
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
     for x, name in enumerate(TRAINERS):
         axes.text(x + 0.5, -0.28, name, fontsize=9, fontweight="bold", **middle)
@@ -54,7 +54,7 @@ def trainers_parts() -> Figure:
                 "linewidth": 0.8,
             }
             axes.add_patch(plt.Rectangle((x + 0.02, y + 0.05), 0.96, 0.9, **style))
-            axes.text(x + 0.5, y + 0.5, text, fontsize=7.5, linespacing=1.1, **middle)
+            axes.text(x + 0.5, y + 0.5, text, fontsize=8.5, linespacing=1.1, **middle)
     axes.set(xlim=(-0.7, 3), ylim=(len(PARTS), -0.5))
     axes.axis("off")
     return fig

@@ -34,9 +34,9 @@ def _nodes(axes: Axes, shards: int) -> None:
         color = PALETTE[gpu % shards]
         axes.add_patch(plt.Rectangle((x, y), 0.9, 0.6, fc=color, alpha=0.4, ec="#444444", lw=0.7))
         name = f"{gpu % shards + 1}/{shards}"
-        axes.text(x + 0.45, y + 0.3, name, ha="center", va="center", fontsize=8)
+        axes.text(x + 0.45, y + 0.3, name, ha="center", va="center", fontsize=8.5)
     for node, y, arrow in ((1, 1.4, 2.1), (2, 0, -0.1)):
-        axes.text(-0.15, y + 0.3, f"node {node}", ha="right", va="center", fontsize=8)
+        axes.text(-0.15, y + 0.3, f"node {node}", ha="right", va="center", fontsize=8.5)
         axes.annotate("", (4.35, arrow), (0, arrow), arrowprops=RING)
     axes.set(xlim=(-1.1, 4.5), ylim=(-0.25, 2.25))
     axes.axis("off")

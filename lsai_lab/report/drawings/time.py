@@ -29,11 +29,11 @@ def _kernels(axes: Axes, kernels: list[Kernel], title: str) -> None:
     wide = max(3.0, 0.9 * max(len(reads + writes) for _, reads, writes in kernels))
     width = (wide + 0.1) * len(kernels)
     axes.add_patch(plt.Rectangle((0, 0), width - 0.1, 0.5, fc="#fbeed0", **edge))
-    axes.text(width / 2, 0.25, "GPU memory", ha="center", va="center", fontsize=8)
+    axes.text(width / 2, 0.25, "GPU memory", ha="center", va="center", fontsize=8.5)
     for place, (name, reads, writes) in enumerate(kernels):
         left = (wide + 0.1) * place
         axes.add_patch(plt.Rectangle((left, 1.6), wide, 0.6, fc="#dcebf5", **edge))
-        axes.text(left + wide / 2, 1.9, name, ha="center", va="center", fontsize=8)
+        axes.text(left + wide / 2, 1.9, name, ha="center", va="center", fontsize=8.5)
         tensors = [*reads, *writes]
         for at, tensor in enumerate(tensors):
             x = left + wide * (at + 0.5) / len(tensors)
@@ -42,7 +42,7 @@ def _kernels(axes: Axes, kernels: list[Kernel], title: str) -> None:
             style = ":" if tensor == "g" else "-"
             arrow = {"arrowstyle": "->", "color": "#444444", "linestyle": style}
             axes.annotate("", head, tail, arrowprops=arrow)
-            axes.text(x + 0.08, 1.05, tensor, fontsize=8, va="center")
+            axes.text(x + 0.08, 1.05, tensor, fontsize=8.5, va="center")
     axes.set(xlim=(-0.1, width + 0.75), ylim=(-0.1, 2.3))  # room for the last name
     axes.set_title(title, fontsize=8.5)
     axes.axis("off")
