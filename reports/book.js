@@ -44,7 +44,8 @@ for (const table of all("main table:has(thead)")) {
     table.tBodies[0].append(...rows.sort((a, b) => known(a) - known(b) || sign * order(text(a, head), text(b, head))));
   };
   // Rows that lean on the one above them stay where they are.
-  if (rows.some((row) => /^(the same|\+|…|")/.test(row.cells[0].textContent.trim()))) continue;
+  if (rows.some((row) => /^(the same|\+|…|")/.test(row.cells[0].textContent.trim()))
+    || /over the (line|row)\s+above/.test(table.closest("figure")?.textContent ?? table.textContent)) continue;
   for (const head of heads) {  // a link in a header stays a link
     const words = head.querySelector("a") ? [] : [...head.childNodes];
     const facts = { title: "Sort by this column", onclick, ariaLabel: words.length ? null : `sort by ${head.textContent}` };
@@ -139,9 +140,12 @@ for (const figure of all(".marked")) {
 }
 
 // All runs: of the two that are ticked what differs, and by how much.
-const change = (...texts) => {  // of two numbers
+const signed = (value, unit) => (value > 0 ? "+" : "−") + Number(Math.abs(value).toPrecision(3)) + unit;
+const change = (key, ...texts) => {  // of two numbers
   const [a, b] = texts.map((text) => /^-?\d[\d.,]*(e[-+]\d+)?$/.test(text) ? number(text) : NaN), ratio = b / a;
-  return ratio > 0 && ratio < Infinity ? `${ratio.toPrecision(Math.abs(ratio - 1) > 0.02 ? 3 : 5)}x` : "";
+  if (/loss$/.test(key) && a !== b) return Number.isNaN(b - a) ? "" : signed(b - a, " nats");
+  if (!(ratio > 0 && ratio < Infinity)) return "";
+  return Math.abs(ratio - 1) < 0.1 ? signed(100 * (ratio - 1), "%") : `${ratio.toPrecision(3)}x`;
 };
 const compare = (box) => {
   const ticked = all("[data-run]:checked");
@@ -150,7 +154,7 @@ const compare = (box) => {
   const rows = !two ? [] : Object.keys({ ...one, ...two }).flatMap((head) => {
     const [a, b] = [one[head] ?? {}, two[head] ?? {}];
     const keys = Object.keys({ ...a, ...b }).filter((key) => a[key] !== b[key]);
-    const told = keys.map((key) => cells("td", key, a[key], b[key], change(a[key], b[key])));
+    const told = keys.map((key) => cells("td", key, a[key], b[key], change(key, a[key], b[key])));
     return keys.length ? [[make("th", { colSpan: 4 }, head)], ...told] : [];
   });
   const clear = (box) => make("button", { ariaLabel: `clear ${box.dataset.name}`, onclick: () => box.click() }, "×");
@@ -158,7 +162,8 @@ const compare = (box) => {
   const head = [...cells("th", "what differs"), ...names, ...cells("th", names[1] ? "change" : "tick another run")];
   const [first, ...rest] = [head, ...rows].map((row) => make("tr", {}, ...row));
   const table = make("table", {}, make("thead", {}, first), make("tbody", {}, ...rest));
-  tool.replaceChildren(...names.length ? [table] : []);
+  const note = make("p", {}, "Two single runs. A number of the text that leads here is of all repeats, if there are several.");
+  tool.replaceChildren(...names.length ? [table] : [], ...two ? [note] : []);
 };
 for (const box of all("[data-run]")) box.onchange = () => compare(box);
 for (const name of location.hash.slice(1).split(",").reverse()) {  // both runs of a number, the later one below

@@ -31,7 +31,7 @@ from lsai_core.prediction.memory import predict, usable_gib
 from lsai_core.prediction.roofline import estimate
 from lsai_core.profiling.gpus import find_gpu
 from lsai_lab.predictions.steps import config_of
-from lsai_lab.report.explore.fits import OWN_SHAPES_WITHIN
+from lsai_lab.report.explore.fits import _SHAPE, OWN_SHAPES_WITHIN
 from lsai_lab.report.runpages import write_run_pages
 
 TABLES = Path("reports") / "recorded" / "predictions"
@@ -95,9 +95,14 @@ def test_2_a_small_gpu_and_the_host(page: Any) -> None:
 
 
 def test_3_how_many_for_70_b(page: Any) -> None:
-    said = put(page, model="llama3-70b", products="fp8", gpus=64)
-    assert said == "This model was not predicted with fp8 matmuls: choose bf16."
-    put(page, products="bf16")
+    put(page, products="fp8")
+    said = put(page, model="llama3-70b")
+    assert said.startswith("8,192 tokens a GPU do not fit up to 2 H100s. The nearest is"), said
+    products, gpus = page.locator("[name=products]"), page.locator("[name=gpus]")
+    assert products.is_disabled() and products.input_value() == "bf16", "no dead end"
+    assert noted(page, "products") == "fp8 was predicted for up to 8 B parameters with bf16 states"
+    assert gpus.input_value() == "2"
+    assert noted(page, "gpus") == "weights and gradients alone are 263 GiB"
     said = put(page, model="llama3-70b", gpu="H100", gpus=64, order="fewest")
     found = re.match(r"The fewest H100s that fit are (\d+): full checkpointing, FSDP", said)
     assert found, said
@@ -218,7 +223,8 @@ def test_no_gpu_of_several_is_faster_than_one_alone(page: Any) -> None:
                 compared += 1
                 assert number(row["each"]) <= 1.001 * number(found[alone]["each"]), name
         assert compared >= 4
-    said = put(page, model="llama3-70b", products="bf16", order="fewest")
+    said = put(page, products="bf16", order="fewest")
+    said = put(page, model="llama3-70b")
     assert "Its speed over more than one node of 8 was not measured." in said
 
 
@@ -235,25 +241,43 @@ def test_words_of_what_is_estimated_changed_or_short(page: Any) -> None:
     assert re.search(r"tokens take [\d.]+ minutes", put(page, train=0.1)), "not 0.2 hours"
     sentences = re.split(r"[.:] ", said.replace("H100", "GPU"))
     assert max(len(numbers(each)) for each in sentences) <= 4, said
-    refused = "No prediction: change the value that has a note."
+    refused = "No prediction. Change “tokens to train (billions)”: more than 0."
     for train in ("-5", "0", ""):
         assert put(page, train=train) == refused and noted(page, "train") == "more than 0"
         assert page.locator(".rows").count() == 0
     assert put(page, train=1, model="a model of your own", products="bf16") != refused
-    for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size"):
+    for name, label in _SHAPE.items():
+        refused = f"No prediction. Change “{label}”: a whole number from 1."
         usual = page.locator(f"[name={name}]").input_value()
         for value in ("0", "", "-4", "1.5"):
             assert put(page, **{name: value}) == refused
             assert noted(page, name) == "a whole number from 1"
         assert put(page, **{name: usual}) != refused
+    refused = "No prediction. Change “heads”: an even part of the width for each."
     assert put(page, n_heads=33) == refused
     assert noted(page, "n_heads") == "an even part of the width for each"
+    refused = "No prediction. Change “key-value heads”: must divide the heads."
     assert put(page, n_heads=32, n_kv_heads=7) == refused
     assert noted(page, "n_kv_heads") == "must divide the heads"
-    put(page, n_kv_heads=8, tokens=16, batch=32)
-    assert noted(page, "batch") == "at most 2: predicted up to 131,072 tokens"
+    put(page, n_kv_heads=8, tokens=12, batch=32)
+    assert noted(page, "batch") is None
+    put(page, tokens=16)
+    assert page.locator("[name=batch]").input_value() == "2"
+    assert noted(page, "batch") == "at most 131,072 tokens a GPU"
     put(page, states="8-bit")
-    assert noted(page, "products") == "bf16: fp8 was predicted for bf16 states"
+    assert noted(page, "products") == "fp8 was predicted for up to 8 B parameters with bf16 states"
+    put(page, states="bf16", gpu="A100-80")
+    assert noted(page, "products") == "the A100-80 has no fp8"
+
+
+def test_what_decides_stands_first_and_the_rest_is_folded(page: Any) -> None:
+    shown = page.locator("form > label:visible").evaluate_all(
+        "all => all.map((e) => e.querySelector('[name]').name)"
+    )
+    assert shown == ["model", "gpu", "gpus", "tokens"]
+    assert not page.locator("[name=states]").is_visible()
+    page.get_by_text("More settings").click()
+    assert page.locator("[name=states]").is_visible()
 
 
 def test_12_what_takes_the_memory(page: Any) -> None:
@@ -284,7 +308,7 @@ def test_nothing_is_hidden_and_no_sentence_contradicts_itself(
         put(page, gpu="A100-40", states="fp32", batch=4, tokens=15)
         said = page.locator(".answer").inner_text()
         if "do not fit" in said:
-            assert "of 39.4 GiB on" not in said and "a run may use" in said
+            assert "of 39.4 GiB on" not in said and "of 39.4 are free for a run" in said
     assert page.locator(".bar span").count(), "a bar that is cut says so"
 
 
@@ -306,12 +330,14 @@ def test_between_its_predictions_it_says_nearly_what_is_predicted(page: Any) -> 
 
 def test_the_choice_stands_in_the_address(fits_page: Path, visit: Callable[..., Any]) -> None:  # noqa: F811
     page = visit(fits_page)
-    said = put(page, gpu="A100-80", tokens=14, batch=32, states="8-bit", order="cheapest")
+    said = put(page, gpu="A100-80", tokens=12, batch=32, states="8-bit", order="cheapest")
+    said = put(page, tokens=14)
     assert page.locator("[name=batch]").input_value() == "8", "cut at the longest prediction"
     again = visit(fits_page)
     again.goto(page.url)
     again.reload()
     assert again.locator(".answer").inner_text() == said
+    assert again.locator("[name=states]").is_visible(), "what was changed is not folded"
     again.goto(page.url.split("#")[0] + "#model=nothing&gpu=none&tokens=x&batch=-3&states=<b>")
     again.reload()
     assert "of 79.1 GiB on one H100" in again.locator(".answer").inner_text()

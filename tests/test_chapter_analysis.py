@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from conftest import CHECKOUT
@@ -14,6 +15,7 @@ from lsai_lab.analysis.step_time import compile_pays, gain_range, levers, waterf
 from lsai_lab.analysis.summary import with_range
 from lsai_lab.analysis.techniques import memory_terms
 from lsai_lab.report.load import recorded
+from lsai_lab.report.panels import letter
 
 
 def lever(variant: str, repeat: int, tokens_per_s: float, kernel: str = "a") -> dict[str, object]:
@@ -49,8 +51,8 @@ def test_the_bars_lead_from_the_first_step_to_the_ideal_one() -> None:
     bars = waterfall(levers(runs)).set_index("what")
     changes = bars[bars["kind"] == "change"]["moved_ms"].sum()
     left = bars[bars["kind"] == "left"]["moved_ms"].sum()
-    assert bars.loc["eager", "to_ms"] + changes == pytest.approx(bars.loc["step now", "to_ms"])
-    assert bars.loc["step now", "to_ms"] + left == pytest.approx(bars.loc["ideal step", "to_ms"])
+    assert bars.loc["eager", "to_ms"] + changes == pytest.approx(bars.loc["fp8 step", "to_ms"])
+    assert bars.loc["fp8 step", "to_ms"] + left == pytest.approx(bars.loc["ideal step", "to_ms"])
 
 
 def test_compiling_pays_when_the_later_start_is_made_up() -> None:
@@ -99,3 +101,16 @@ def test_operations_and_terms_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_stands_in_brackets() -> None:
     rows = pd.DataFrame({"speed": [4.0], "speed_low": [3.0], "speed_high": [5.0]})
     assert list(with_range(rows, "speed", 2, "{:.1f}x")) == ["2.0x (1.5 to 2.5)"]
+
+
+def test_panels_are_lettered_in_their_order_and_keep_their_titles() -> None:
+    fig, (left, right) = plt.subplots(1, 2)
+    left.set_title("host c")
+    right.twinx()  # lies over a panel, and is none
+    letter(fig)
+    assert [axes.get_title(loc="left") for axes in fig.axes] == ["(a) host c", "(b)", ""]
+    assert not left.get_title(), "once"
+    alone, axes = plt.subplots()
+    letter(alone)
+    assert not axes.get_title(loc="left")
+    plt.close("all")

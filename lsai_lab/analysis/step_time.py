@@ -150,10 +150,10 @@ def waterfall(rows: pd.DataFrame) -> pd.DataFrame:
     bars = [(rows["change"].iloc[0], 0.0, steps[0], "step")]
     for change, before, after in zip(rows["change"][1:], steps, steps[1:], strict=False):
         bars.append((change, before, after, "change"))
-    bars.append(("step now", 0.0, steps[-1], "step"))
+    bars.append((f"{rows['change'].iloc[-1].split()[0]} step", 0.0, steps[-1], "step"))
     level = steps[-1]
     for name, ms in beyond_ideal(rows.iloc[-1].to_dict()).items():
-        below = f"{name} below peak" if name in ("matmul", "attention") else str(name)
+        below = f"{name}, above its ideal" if name in ("matmul", "attention") else str(name)
         bars.append((below, level, level - ms, "left"))
         level -= ms
     bars.append(("ideal step", 0.0, level, "step"))

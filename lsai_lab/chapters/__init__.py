@@ -10,7 +10,7 @@ Sentences:
 
 Pictures:
 
-    panels, loss_chart                   several charts side by side; losses over the steps
+    panels, loss_chart, stacked          several charts side by side; losses; stacked bars
     PALETTE, COLORS                      the report's colours
     thousands                            an axis in thousands
     GPU_COLORS, MARKERS, series_style(n) a GPU's colour; markers; colour and marker of series n
@@ -111,7 +111,7 @@ NAMES = {
     "lsai_lab.report.studies": ("parameters",),
     "lsai_lab.report.show": ("run_link", "say"),
     "lsai_lab.report.numbers": ("number",),
-    "lsai_lab.report.charts": ("loss_chart", "number_map", "panels", "thousands"),
+    "lsai_lab.report.charts": ("loss_chart", "number_map", "panels", "stacked", "thousands"),
     "lsai_lab.report.colors": ("COLORS", "GPU_COLORS", "PALETTE"),
     "lsai_lab.report.yours": (
         "own_runs",

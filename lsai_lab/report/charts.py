@@ -148,6 +148,39 @@ def lines(
     return _figure(axes)
 
 
+def stacked(
+    parts: pd.DataFrame,
+    axis: str,
+    words: Mapping[str, pd.Series],
+    limits: Mapping[str, float],
+    height: float,
+) -> Figure:
+    """A stacked bar for each row of `parts`, the first on top, a column a part in its colour.
+
+    `words`: by head, what stands in columns to the right of the bars; `limits`: vertical lines, by
+    name. `height`: inches.
+    """
+    figure, axes = plt.subplots(figsize=(WIDE, height))
+    parts.plot.barh(
+        stacked=True, ax=axes, width=0.72, color=parts.columns.map(COLORS), legend=False
+    )
+    look: dict[str, Any] = {"ha": "right", "fontsize": 8.5}
+    most = max(parts.sum(axis=1).max(), *limits.values())
+    for number, (head, column) in enumerate(words.items()):
+        x = most * (1.16 + 0.2 * number)
+        axes.text(x, -0.6, head, va="bottom", **look)
+        for place, word in enumerate(column):
+            axes.text(x, place, word, va="center", **look)
+    for name, x in limits.items():
+        axes.axvline(x, linestyle=":", color="#444444")
+        axes.text(x, -0.6, name, va="bottom", **look)
+    axes.set(xlabel=axis, ylabel="", xlim=(0, most * (1.16 + 0.2 * (len(words) - 1)) + 1))
+    axes.set(ylim=(len(parts) - 0.4, -0.6), xticks=[at for at in axes.get_xticks() if at <= most])
+    axes.grid(axis="y", visible=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return _figure(axes)
+
+
 def _words(text: str | None, value: float, ratio: float) -> str:
     """What stands at the end of a bar. UserError for a format that is none."""
     if not text:

@@ -9,6 +9,22 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.transforms import Bbox
 
+LETTERS = "abcdef"
+
+
+def letter(fig: Figure) -> None:
+    """Name the panels of `fig`, where it has several, (a), (b) and so on, before their titles."""
+    found: list[Axes] = []
+    for axes in fig.axes:  # not what lies over others: twins and insets
+        if axes.get_visible() and not any(_frame(axes).overlaps(_frame(one)) for one in found):
+            found.append(axes)
+    if not 2 <= len(found) <= len(LETTERS):
+        return
+    for name, axes in zip(LETTERS, found, strict=False):
+        title = axes.get_title() or axes.get_title(loc="left")
+        axes.set_title("")
+        axes.set_title(f"({name}) {title}".strip(), loc="left", fontsize=9, fontweight="bold")
+
 
 def panels(fig: Figure, box: Bbox) -> str:
     """The panels of `fig` for the attribute `data-panels`, or nothing if they do not stand beside

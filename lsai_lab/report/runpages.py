@@ -33,6 +33,15 @@ _RESULT = {
 _NOISE = re.compile(
     r"_(p\d+|min|max|mean)$|(up|train|step|ing|search)_s$|^host$|command|uuid|load_|cores|neigh|timed"
 )
+_UNITS = {
+    "gib": "GiB",
+    "mib": "MiB",
+    "ms": "ms",
+    "s": "s",
+    "w": "W",
+    "mhz": "MHz",
+    "tflops": "TFLOP/s",
+}
 _TICK = Markup('<input type="checkbox" data-run="{0}" data-name="{1}" aria-label="compare {1}">')
 _LINK = Markup('<a href="{}.html">{}</a>')
 
@@ -72,7 +81,11 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
             f"runs/{name}.html", f"{run.summary.id.study}: {title}", tables | frames, **_step(run)
         )
         known[name] = {
-            head: {key: shown(value) for key, value in values.items() if not _NOISE.search(key)}
+            head: {
+                _spoken(key): _grouped(value)
+                for key, value in values.items()
+                if not _NOISE.search(key)
+            }
             for head, values in pairs.items()
         }
         rows.append(_row(run, name, title, pairs))
@@ -84,6 +97,19 @@ def write_run_pages(runs: Sequence[Run], reports: Path) -> None:
         heading = "All predictions (GiB by cause)"
         write("runs/fits.html", "Will it fit?", {heading: table}, explore="fits")
     write_text(stamp, state)
+
+
+def _spoken(key: str) -> str:
+    """The name of a column in words, its unit in brackets."""
+    stem, _, unit = key.replace("_per_s", "/s").rpartition("_")
+    words = f"{stem} ({_UNITS[unit]})" if stem and unit in _UNITS else key.replace("_per_s", "/s")
+    return re.sub(r"[_.]", " ", words)
+
+
+def _grouped(value: Any) -> str:
+    """A value as a page shows it, thousands set apart."""
+    words = str(shown(value))
+    return f"{int(words):,}" if re.fullmatch(r"\d{4,15}", words) else words
 
 
 def _step(run: Run) -> dict[str, Any]:

@@ -216,6 +216,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     """Show a matplotlib figure (default: the current one; an Axes or seaborn grid serves) and close
     it.
 
+    Several panels are named (a), (b) and so on, for the caption.
+
     `data`: what is drawn, which readers of the HTML report can save as CSV, and see over each mark:
     its value and its row of `data`; a column `run` (folders of runs) makes the mark a link to the
     run's page. The cell has `#| label: fig-...`, `#| fig-cap: ...` and, where the caption does not
@@ -229,11 +231,12 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    from lsai_lab.report.panels import panels
+    from lsai_lab.report.panels import letter, panels
     from lsai_lab.report.tooltips import tooltips
 
     fig = plt.gcf() if fig is None else getattr(fig, "figure", fig)
     svg, png = io.StringIO(), io.BytesIO()
+    letter(fig)
     fig.canvas.draw()
     box = fig.get_tightbbox().padded(0.03)
     fig.savefig(svg, format="svg", bbox_inches=box, metadata={"Date": None})

@@ -69,7 +69,14 @@ def _errors(axes: Axes) -> None:
         error = (rounded / values - 1).abs().reshape(-1, 600).amax(1)
         axes.plot(values.reshape(-1, 600)[:, 300], error, color=PALETTE[index])
         axes.text(1, height, name, color=PALETTE[index], ha="center", fontsize=9.5)
-    axes.set(xscale="log", yscale="log", ylim=(1e-3, 1.5))
+    low, high = 2.4 / 1000, 2.4  # of a tensor, as in the chapter's example
+    scale = torch.finfo(torch.float8_e4m3fn).max / high
+    for height, by, words in ((3, 1, "a tensor"), (9, scale, "the tensor times its scale")):
+        axes.hlines(height, low * by, high * by, color=EDGE, linewidth=5)
+        place = (low * by / 1.5, height)
+        axes.text(*place, words, ha="right", va="center", fontsize=8.5, color=EDGE)
+    axes.vlines(scale * high, 1e-3, 9, color=EDGE, linestyle=":", linewidth=1)
+    axes.set(xscale="log", yscale="log", ylim=(1e-3, 25))
     axes.set(xlabel="magnitude of the value", ylabel="largest error")
     ticks = [0.001, 0.01, 0.1, 1]
     axes.set_yticks(ticks, [f"{100 * tick:g}%" for tick in ticks])

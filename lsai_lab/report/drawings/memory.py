@@ -33,6 +33,9 @@ def allocator_gaps() -> Figure:
         axes.add_patch(Rectangle((born, place), dies - born, size, **look))
         middle = ((born + dies) / 2, place + size / 2)
         axes.text(*middle, name, ha="center", va="center", fontsize=8.5, linespacing=0.95)
+    middle = ((BOXES["activations 1"][1] + 11) / 2, 3.8)  # the largest gap, when the last is born
+    look = {"ha": "center", "va": "center", "fontsize": 8.5, "linespacing": 0.95}
+    axes.text(*middle, "free, but\ntoo small", **look)
     axes.set(xlim=(0, 11), ylim=(0, 11.6), xticks=[], yticks=[])
     axes.set(xlabel="time within a step", ylabel="place in memory")
     axes.grid(visible=False)

@@ -67,7 +67,7 @@ def _ways(gpu: int) -> list[Way]:
             "$8P/n$",
             "as FSDP in a pair; then sums",
         ),
-        Way("TP", (own,) * 4, tokens_too, "$8P/N$", "activations: $16TD$ a block"),
+        Way("TP", (own,) * 4, tokens_too, "$8P/N$", "activations: $24TD$ a block"),
         Way("CP", (own,) * 4, keys, "$8P/N$", "as FSDP; keys and values"),
         Way("pipeline", stage, none, "$8P/N$", "activations at the cuts"),
     ]

@@ -19,6 +19,10 @@ export const svg = (tag, facts = {}, ...children) => {
 export const count = (value) => Math.round(value).toLocaleString("en");
 export const gib = (size, places = Math.abs(size) < 99.95 ? 1 : 0) => size.toLocaleString("en", { useGrouping: false,
   minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven" });  // as Python rounds
+export const amount = (value, unit) => {  // 16,384 FLOP as 16.4 KFLOP
+  const [of, sign] = [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e3, " K"]].find(([of]) => value >= of) ?? [1, " "];
+  return digits(value / of) + sign + unit;
+};
 export const digits = (value, most = 3) => !value ? "0" : Math.abs(value) >= 10 ** most
   ? count(value) : String(Number(value.toPrecision(most)));
 export const every = (of, change) => Object.fromEntries(Object.entries(of).map(([name, value]) => [name, change(value, name)]));
@@ -45,9 +49,13 @@ export const canvas = (width, height, label) => {
   return { node, add, text: (x, y, words, facts = {}) => add("text", { x, y, ...facts }, words) };
 };
 
+// How a slider's value is said: some stand for the power of two.
+const SHOWN = { tokens: (power) => count(tokensAt(power)), whole: (power) => count(2 ** power),
+  two: (power) => digits(2 ** power, 2) };
+
 // One control: `choices` make a select, `range` ([least, most, step]) a slider, `entry` a field for a
-// number, else a checkbox. `show` says a slider's value in words.
-const control = (name, { label, choices, range, entry, value, show = String }) => {
+// number, else a checkbox. `show`: a function that says a slider's value, or the name of one.
+const control = (name, { label, choices, range, entry, value, show }) => {
   if (choices) {
     const options = choices.map((choice) => [choice].flat());
     const field = make("select", { name }, ...options.map(([of, words]) => new Option(words ?? of, of)));
@@ -61,19 +69,23 @@ const control = (name, { label, choices, range, entry, value, show = String }) =
   const [min, max, step] = range ?? [0, "", "any"], said = make("output");
   const field = make("input", { type: range ? "range" : "number", name, min, max, step, value });
   const read = () => Number(field.value);
-  const tell = () => field.ariaValueText = said.textContent = show(read());
+  const tell = () => field.ariaValueText = said.textContent = (SHOWN[show] ?? show ?? String)(read());
   const words = range ? make("span", {}, `${label}: `, said) : label;
   return { field, read, tell: range && tell, node: make("label", {}, words, field) };
 };
 
-// Builds an explorable in `el`. `fields`: its controls by name. `update(values, view)` is called
-// with what they say, at first, after each change, and when the width changes. The view has the
+// Builds an explorable in `el`, of Python's `title`, `about`, and `fields`, the controls by name; those with `more`
+// are folded. `update(values, view)` is called with what they say, at first, after each change, and when the width
+// changes. The view has the
 // `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)`, the fields, and
-// `note(name, words)`, which says beside a field what becomes of its value; `off(name, when, words)`
-// does so of a field that cannot be set `when` that is true, and returns it.
-export const explorable = (el, title, about, fields, update) => {
+// `note(name, words)`, which says beside a field what becomes of its value. `off(name, when, value, words)`
+// lets a field stand at `value`, and says why, `when` that is true, and returns it; `limit(name, most, words)`
+// ends a slider at `most`, with words if it stands there before its usual end, and returns its value.
+export const explorable = (el, { title, about, fields }, update) => {
   const made = every(fields, (field, name) => control(name, field));
-  const form = make("form", { onsubmit: () => false }, ...Object.values(made).map(({ node }) => node));
+  const nodes = (more) => Object.keys(made).filter((name) => Boolean(fields[name].more) === more).map((name) => made[name].node);
+  const folded = make("details", {}, make("summary", {}, "More settings"), make("div", {}, ...nodes(true)));
+  const form = make("form", { onsubmit: () => false }, ...nodes(false), ...folded.lastChild.childElementCount ? [folded] : []);
   const answer = make("p", { className: "answer", role: "status" }), picture = make("div");
   const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
   el.classList.add("explore");
@@ -84,10 +96,19 @@ export const explorable = (el, title, about, fields, update) => {
     draw: (...nodes) => picture.replaceChildren(...nodes),
     say: (...words) => answer.replaceChildren(...words),
     list: (heads, rows) => table.replaceChildren(...grid(heads, rows)),
-    off: (name, when, words = "") => {
+    off: (name, when, value, words) => {
       made[name].field.disabled = when;
-      if (when) view.note(name, words);
-      return when;
+      if (!when) return false;
+      view.set(name, value);
+      view.note(name, words);
+      return true;
+    },
+    limit: (name, most, words) => {
+      const { field } = made[name], [least, usual] = fields[name].range;
+      field.max = Math.min(most, usual);
+      field.disabled = Number(field.max) <= least;
+      if (most < usual && field.value > field.max - field.step) view.note(name, words);
+      return Number(field.value);
     },
     note: (name, words) => made[name].node.setAttribute("data-note", words),
     set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
@@ -137,20 +158,19 @@ const ticksOf = ([low, high], log, wanted) => {
 
 // A chart with axes. `x` and `y` are [low, high]; `log` names the logarithmic axes ("x", "xy").
 // Returns its node, the scales `X` and `Y`, and functions that add marks.
-export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "", xticks, label, yticks }) => {
-  const left = 46, bottom = 34, top = 18, right = 12;
+export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "", xticks, label, yticks, right = 12 }) => {
+  const left = 46, bottom = 34, top = 18;
   const scale = ([low, high], [from, to], name) => (value) => {
     const of = log.includes(name) ? Math.log : (number) => number;
     return from + (of(value) - of(low)) / (of(high) - of(low)) * (to - from);
   };
   const X = scale(x, [left, width - right], "x"), Y = scale(y, [height - bottom, top], "y");
   const { node, add, text } = canvas(width, height, label);
-  const wanted = Math.max(3, Math.floor(width / 90));
   for (const [value, words] of yticks ?? ticksOf(y, log.includes("y"), 5).map((v) => [v, tick(v)])) {
     add("line", { x1: left, x2: width - right, y1: Y(value), y2: Y(value), class: "grid" });
     text(left - 5, Y(value) + 4, words, { "text-anchor": "end" });
   }
-  for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), wanted).map((v) => [v, tick(v)])) {
+  for (const [value, words] of xticks ?? ticksOf(x, log.includes("x"), Math.max(3, width / 90)).map((v) => [v, tick(v)])) {
     text(Math.min(X(value), width - 3.6 * words.length), height - bottom + 15, words, { "text-anchor": "middle" });
   }
   text((left + width - right) / 2, height - 4, xlabel, { "text-anchor": "middle" });
@@ -162,6 +182,12 @@ export const chart = (width, height, { x, y, log = "", xlabel = "", ylabel = "",
       "stroke-width": 2, ...facts }),
     area: (upper, lower, color) => add("path", { fill: color, stroke: "none",
       d: `${path([...upper, ...[...lower].reverse()])}Z` }),
+    // names of lines, [words, x, y, facts], to the right of their ends and moved apart
+    ends: (names) => names.sort((a, b) => b[2] - a[2]).reduce((last, [words, a, b, facts]) => {
+      const place = Math.max(last + 13, Y(b) + 4);
+      text(X(a) + 5, place, words, facts);
+      return place;
+    }, 0),
     dot: (a, b, color, facts = {}) => add("circle", { cx: X(a), cy: Y(b), r: 5, fill: color, ...facts }),
   };
 };

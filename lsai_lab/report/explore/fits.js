@@ -1,7 +1,5 @@
 import { COLORS, between, count, digits, every, explorable, gib, grid, legend, make, sum, tokensAt } from "./draw.js";
 
-const OWN = "a model of your own", SHAPE = { n_layers: "layers", d_model: "width", n_heads: "heads",
-  n_kv_heads: "key-value heads", d_ff: "feed-forward width", vocab_size: "vocabulary" };
 const total = (of) => sum(Object.values(of));
 const keys = (of) => of.d_model / of.n_heads * of.n_kv_heads;
 const counted = (of) => 2 * of.vocab_size * of.d_model + of.d_model  // parameters
@@ -28,7 +26,7 @@ const scaled = ({ moments, ...row }, by) => {
 };
 
 export const draw = (el, data, ask) => {
-  const { lengths, models, reference, gpus, counts, parts } = data, longest = lengths.at(-1);
+  const { fields, lengths, models, reference, gpus, parts, shape: SHAPE } = data, longest = lengths.at(-1);
   if (!data.ways.length) return;
   const room = (rows, usable) => {  // the most tokens that fit
     const last = rows.findLastIndex(({ needs }) => needs <= usable), [a, b] = rows.slice(Math.max(0, last));
@@ -42,7 +40,8 @@ export const draw = (el, data, ask) => {
   let question;
 
   const update = (now, page) => {
-    const own = now.model === OWN && every(SHAPE, (_, name) => now[name]), faults = now.train > 0 ? {} : { train: "more than 0" };
+    const { memory, usable, fp8, timed } = gpus[now.gpu], own = !models[now.model] && every(SHAPE, (_, name) => now[name]);
+    const faults = now.train > 0 ? {} : { train: "more than 0" };
     page.draw();
     page.list([], []);
     for (const name of Object.keys(SHAPE)) {
@@ -52,17 +51,21 @@ export const draw = (el, data, ask) => {
     if (own.d_model % (2 * own.n_heads)) faults.n_heads ??= "an even part of the width for each";
     if (own.n_heads % own.n_kv_heads) faults.n_kv_heads ??= "must divide the heads";
     for (const [name, words] of Object.entries(faults)) page.note(name, words);
-    if (Object.keys(faults).length) return page.say("No prediction: change the value that has a note.");
+    for (const name in faults) return page.say(`No prediction. Change “${fields[name].label}”: ${faults[name]}.`);
     if (own) own.parameters = counted(own);
-    const length = Math.min(longest, tokensAt(now.tokens)), most = Number(now.gpus);
-    const fit = Math.floor(longest / length), batch = Math.min(now.batch, fit), all = length * batch;
-    page.set("batch", batch);
-    if (batch === fit) page.note("batch", `at most ${fit}: predicted up to ${count(longest)} tokens`);
-    const plain = page.off("products", now.states !== "bf16" || !gpus[now.gpu].fp8, gpus[now.gpu].fp8
-      ? "bf16: fp8 was predicted for bf16 states" : `bf16: the ${now.gpu} has no fp8`);
-    const products = plain ? "bf16" : now.products;
-    const ways = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states
-      && way.products === products).map((way) => {
+    const length = Math.min(longest, tokensAt(now.tokens));
+    const all = length * page.limit("batch", Math.floor(longest / length), `at most ${count(longest)} tokens a GPU`);
+    const alike = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states);
+    if (!alike.length) return page.say("This was not predicted.");
+    const plain = page.off("products", !fp8 || !alike.some((way) => way.products === "fp8"), "bf16",
+      fp8 ? "fp8 was predicted for up to 8 B parameters with bf16 states" : `the ${now.gpu} has no fp8`);
+    const products = plain ? "bf16" : now.products, least = Math.min(...alike.map((way) => way.gpus));
+    const most = Math.max(least, Number(now.gpus));
+    if (most > now.gpus) {
+      page.set("gpus", most);
+      page.note("gpus", `weights and gradients alone are ${gib(4 * models[now.model].parameters / 2 ** 30)} GiB`);
+    }
+    const ways = alike.filter((way) => way.products === products).map((way) => {
       const by = own && ratios(own, models[reference], way.checkpoint);
       const rows = own ? way.rows.map((row) => scaled(row, by)) : way.rows;
       return { ...way, rows, here: between(rows, all) };
@@ -78,10 +81,9 @@ export const draw = (el, data, ask) => {
         const { usable, most } = gpus[gpu], n = way.gpus, { needs, least, host, parts: causes } = way.here;
         const rank = needs <= usable ? 0 : least <= most ? 1 : 2, size = rank === 1 ? least : needs;
         const [floor, fixed, slope, bend] = way.time[gpu] ?? [];  // seconds of a step
-        const speed = all / work / Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed)
-          + all * (slope + bend * length));
-        const name = `${way.checkpoint === "none" ? "no" : way.checkpoint} checkpointing${way.offload ? ", CPU offload"
-          : ""}${way.fused ? "" : ", compiled, nothing fused"}${n > 1 ? `, FSDP over ${n} GPUs` : ""}`;
+        const seconds = Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed) + all * (slope + bend * length));
+        const speed = all / work / seconds;
+        const name = way.name + (n > 1 ? `, FSDP over ${n} GPUs` : "");
         return { way, name, n, rank, size, speed, all: speed * n, host, room: room(way.rows, usable),
           causes: { ...causes, "unused reserve": Math.max(0, size - total(causes)) } };
       });
@@ -90,29 +92,26 @@ export const draw = (el, data, ask) => {
         Math.sign(row.host), -(wanted === "shortest" ? row.all : row.speed) || 0]];
       return places(a).map((place, at) => place - places(b)[at]).find(Boolean) ?? 0;
     };
-    const rows = tried(now.gpu, most).sort(order(now.order)), { memory, usable } = gpus[now.gpu], best = rows[0];
-    if (!best) return page.say(ways.length
-      ? `This model was predicted for ${Math.min(...ways.map((way) => way.gpus))} GPUs and more.`
-      : "This model was not predicted with fp8 matmuls: choose bf16.");
+    const rows = tried(now.gpu, most).sort(order(now.order)), [best] = rows;
     const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
     const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
     const found = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
       cheapest: "The least GPU time of those that fit takes ", shortest: "The fastest that fits is " }[now.order];
-    const told = [found, "Nothing fits with room to spare. Tight is ", `${count(all)} tokens a GPU do not fit `
+    const told = [found, "Nothing fits for sure. What may fit is ", `${count(all)} tokens a GPU do not fit `
       + `${most > 1 ? "up to " : ""}${some(most, now.gpu)}. The nearest is `][best.rank];
     const words = [best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
-      : `, which needs ${gib(best.size)} GiB of ${here}; a run may use ${gib(usable)}.`];
+      : `, which needs ${gib(best.size)} GiB of ${here}; ${gib(usable)} of ${gib(memory)} are free for a run.`];
     if (best.host > 1) words.push(`It needs ${gib(best.host)} GiB of the host's memory, too.`);
     if (best.rank < 2 && best.all > 0) {
       words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? `, ${count(best.speed)} a GPU` : ""}.`,
         `${digits(now.train)} billion tokens take ${long(best)}`
         + `${best.n > 1 ? `, or ${digits(hours(best) * best.n)} GPU-hours` : ""}.`);
-      if (!gpus[now.gpu].timed) words.push("The speed is estimated from the data sheet.");
+      if (!timed) words.push("The speed is estimated from the data sheet.");
       else if (best.n > 1) words.push(`The speed of several GPUs is estimated: as one among ${best.way.among}, with messages.`);
     } else if (best.n > data.node) words.push(`Its speed over more than one node of ${data.node} was not measured.`);
     const fitting = ({ room }) => `${room === longest ? "≥ " : ""}${count(room)}`;
-    if (best.room) words.push(`It fits ${best.room === longest ? "at least" : "up to"} ${count(best.room)} tokens a GPU`
-      + `${sequences ? `, ${count(sequences)} sequence${sequences > 1 ? "s" : ""} of ${count(length)}` : ""}.`);
+    if (best.room > all) words.push(`There is room for ${best.room === longest ? "at least " : ""}${count(best.room)} tokens`
+      + ` a GPU${sequences > 1 ? `, ${count(sequences)} sequences of ${count(length)}` : ""}.`);
     page.say(told, make("b", {}, best.name), words.join(" "));
     const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
     const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...legend(shown(row)
@@ -128,9 +127,9 @@ export const draw = (el, data, ask) => {
       const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
         `${name} ${gib(row.causes[name])} GiB`).join(", "), style: `background: linear-gradient(90deg, ${bands}, #0000 0)` });
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
-      const verdict = ["fits", "tight", "too large"][row.rank];
+      const verdict = ["fits", "may fit", "does not fit"][row.rank];
       const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), fitting(row)].map((cell, place) => {
-        const node = make("td", place ? {} : { className: verdict.split(" ").at(-1) }, ["NaN", "0"].includes(cell) ? "–" : cell);
+        const node = make("td", place ? {} : { className: ["fits", "tight", "large"][row.rank] }, cell === "NaN" ? "–" : cell);
         node.dataset.label = labels[place];
         return node;
       });
@@ -153,29 +152,16 @@ export const draw = (el, data, ask) => {
     page.list(["cause", "GiB"], shown(best).map((name) => [name, digits(best.causes[name], 4)]));
     page.draw(table, inside, others);
   };
-  const page = explorable(el, "Will it fit, and how fast?", "Set what you have and what you want. "
-    + `Speeds are those with the attention kernel ${data.kernel}.`, {
-    model: { label: "model", choices: [...Object.keys(models), OWN], value: reference },
-    ...every(SHAPE, (label, name) => ({ label, entry: true, value: models[reference][name] })),
-    gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
-    gpus: { label: "GPUs at most", choices: counts },
-    tokens: { label: "tokens in a sequence", range: [Math.log2(lengths[0]), Math.log2(longest), 0.25],
-      value: 13, show: (power) => count(tokensAt(power)) },
-    batch: { label: "sequences on a GPU", range: [1, 32, 1], value: 1 },
-    states: { label: "weights and states", choices: data.states, value: "bf16" },
-    products: { label: "matmuls", choices: ["bf16", "fp8"] },
-    train: { label: "tokens to train (billions)", entry: true, value: 1 },
-    order: { label: "best is", choices: [["fewest", "the fewest GPUs"], ["cheapest", "the least GPU time"],
-      ["shortest", "the shortest time"]] },
-  }, update);
+  const page = explorable(el, data, update);
   const own = el.dataset.address !== undefined;  // its own page, in whose address the choice stands
   const asked = new URLSearchParams(own ? location.hash.slice(1) : "");
   for (const [name, field] of Object.entries(page.fields)) {
     const usual = field.value;
     field.value = asked.get(name) ?? usual;
     if (!field.value || !field.checkValidity()) field.value = usual;
+    if (field.value !== usual && field.closest("details")) field.closest("details").open = true;
+    page.again();  // a slider's end follows those before it
   }
-  if (asked.size) page.again();
   if (own) page.form.addEventListener("input", () =>
     location.replace(`#${new URLSearchParams(every(page.fields, (field) => field.value))}`));
   if (!ask) return;

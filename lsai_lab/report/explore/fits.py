@@ -33,7 +33,7 @@ from lsai_lab.predictions.steps import (
     read_steps,
 )
 from lsai_lab.project.files import one_line, reading_root
-from lsai_lab.report.explore.memory import gpus
+from lsai_lab.report.explore.memory import gpus, tokens_slider
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,12 +42,20 @@ TITLE = "Will it fit, and how fast will it be?"
 COUNTS = (1, 2, 4, 8, 16, 32, 64)  # GPUs
 OWN_SHAPES_WITHIN = 0.06  # of what is predicted for a model of another shape, as far as was tried
 MOMENTS = 9  # of a step, in which the scaled model's highest is looked for
-_SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size")
+OWN = "a model of your own"
+_SHAPE = {
+    "n_layers": "layers",
+    "d_model": "width",
+    "n_heads": "heads",
+    "n_kv_heads": "key-value heads",
+    "d_ff": "feed-forward width",
+    "vocab_size": "vocabulary",
+}
 
 
 def data(root: Path | None = None) -> dict[str, Any]:
     """Of the laboratory in `root` every way to train a model of the table, the models' shapes and
-    parameters, the GPUs, and the settings' values."""
+    parameters, the GPUs, and the controls."""
     families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in _timed(read_steps(root or reading_root())):
         families.setdefault(tuple(row[name] for name in AXES[:-1]), []).append(row)
@@ -56,7 +64,12 @@ def data(root: Path | None = None) -> dict[str, Any]:
         for rows in families.values()
         if len(rows) == len(LENGTHS)
     ]
+    kernel = _kernel()
     return {
+        "title": "Will it fit, and how fast?",
+        "about": f"Speeds are those with the attention kernel {kernel}.",
+        "fields": _fields(),
+        "shape": _SHAPE,
         "lengths": list(LENGTHS),
         "ways": [*ways, *_between_counts(ways)],
         "models": {name: _shape(name) for name in MODELS},
@@ -64,9 +77,36 @@ def data(root: Path | None = None) -> dict[str, Any]:
         "gpus": gpus(),
         "counts": list(COUNTS),
         "node": NODE,
-        "kernel": _kernel(),
         "parts": [*PARTS, "unused reserve"],
-        "states": list(STATES),
+    }
+
+
+def _fields() -> dict[str, Any]:
+    """The controls; what few change is folded."""
+    reference = _shape(next(iter(MODELS)))
+    shape = {
+        name: {"label": label, "entry": True, "value": reference[name]}
+        for name, label in _SHAPE.items()
+    }
+    orders = {"fewest": "the fewest GPUs", "cheapest": "the least GPU time"}
+    states = [[name, name.replace("bf16", "bf16, rounded stochastically")] for name in STATES]
+    more: dict[str, dict[str, Any]] = {
+        "batch": {"label": "sequences on a GPU", "range": [1, 32, 1], "value": 1},
+        "states": {"label": "weights and states", "choices": states, "value": "bf16"},
+        "products": {"label": "matmuls", "choices": ["bf16", "fp8"]},
+        "train": {"label": "tokens to train (billions)", "entry": True, "value": 1},
+        "order": {
+            "label": "best is",
+            "choices": [*orders.items(), ("shortest", "the shortest time")],
+        },
+    }
+    return {
+        "model": {"label": "model", "choices": [*MODELS, OWN]},
+        **shape,
+        "gpu": {"label": "GPU", "choices": list(gpus()), "value": "H100"},
+        "gpus": {"label": "GPUs at most", "choices": list(COUNTS)},
+        "tokens": tokens_slider(LENGTHS),
+        **{name: field | {"more": True} for name, field in more.items()},
     }
 
 
@@ -107,6 +147,9 @@ def _way(rows: list[dict[str, Any]]) -> dict[str, Any]:
     part at some moments of the step."""
     first = rows[0]
     found = {name: first[name] for name in AXES[:-1]} | {"among": first["gpus"]}
+    checkpoint = "no" if first["checkpoint"] == "none" else first["checkpoint"]
+    extra = ", CPU offload" * first["offload"] + ", compiled, nothing fused" * (not first["fused"])
+    found["name"] = f"{checkpoint} checkpointing{extra}"
     keys = ("tokens", "needs", "least", "host", "parts")
     found["rows"] = [{key: row[key] for key in keys} for row in rows]
     names = [gpu for gpu in first["seconds"] if all(gpu in row["seconds"] for row in rows)]

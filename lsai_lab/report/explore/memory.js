@@ -1,10 +1,10 @@
 import { COLORS, between, chart, count, digits, every, explorable, gib, legend, mixed, sum, tokensAt } from "./draw.js";
 
 export const draw = (el, data, ask) => {
-  const { gpus, parts, slices, models, states, checkpoints, lengths } = data;
+  const { gpus, parts, slices, lengths } = data;
   const total = sum(Object.values(slices)), answers = new Map();  // what Python predicted, by question
-  const whole = (row) => ({ ...row, timeline: every(row.timeline, (line) =>  // a cause may be one number
-    line.length ? line : Array(total).fill(line)) });
+  const full = (line) => line.length ? line : Array(total).fill(line);  // a cause may be one number
+  const whole = (row) => ({ ...row, timeline: every(row.timeline, full) });
   const rows = data.rows.map(whole), last = lengths.at(-1);
   let waiting;
   const lookup = (asked) => {
@@ -18,27 +18,14 @@ export const draw = (el, data, ask) => {
     return [found, lengths.includes(asked.tokens) && [1, 4, 64].includes(asked.gpus) ? "predicted"
       : "between predictions"];
   };
-  explorable(el, "The memory of a training step.", "Change it until it fits.", {
-    model: { label: "model", choices: models },
-    gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
-    tokens: { label: "tokens in a sequence", range: [Math.log2(lengths[0]), Math.log2(last), 0.25], value: 13,
-      show: (power) => count(tokensAt(power)) },
-    batch: { label: "sequences on a GPU", range: [1, 16, 1], value: 1 },
-    states: { label: "weights and states", choices: states, value: "bf16" },
-    checkpoint: { label: "checkpointing", choices: checkpoints },
-    gpus: { label: "GPUs that share it (FSDP)", choices: [1, 2, 4, 8, 16, 32, 64] },
-    fused: { label: "fused kernels", value: true },
-  }, (now, page) => {
+  explorable(el, data, (now, page) => {
     const length = tokensAt(now.tokens);
-    const room = Math.floor(last / length), batch = Math.min(now.batch, room);
-    page.set("batch", batch);
-    if (batch === room) page.note("batch", `at most ${room}: predicted up to ${count(last)} tokens`);
+    const batch = page.limit("batch", Math.floor(last / length), `at most ${count(last)} tokens a GPU`);
     const plain = now.gpus === "1" && now.checkpoint === "none";
-    const fused = page.off("fused", !plain || !rows.some((row) => !row.fused && row.states === now.states),
-      "(all else was predicted fused)") || now.fused;
+    const fused = page.off("fused", !plain, true, "on: without them one GPU without checkpointing was predicted") || now.fused;
     const asked = { model: now.model, states: now.states, checkpoint: now.checkpoint, gpus: Number(now.gpus),
       fused, tokens: length * batch };
-    const [found, how] = lookup(asked), { memory, usable, most } = gpus[now.gpu];
+    const [found, how] = lookup(asked), { memory, usable, most } = gpus[now.gpu], times = Object.values(found.timeline);
     if (ask && how !== "predicted") {
       clearTimeout(waiting);
       waiting = setTimeout(() => ask(asked).then((answer) => {
@@ -48,16 +35,15 @@ export const draw = (el, data, ask) => {
       }), 400);
     }
     const causes = parts.filter((name) => found.timeline[name]?.some((size) => size > 0.4));
-    const levels = Array.from({ length: total }, (_, at) => sum(Object.values(found.timeline).map((line) =>
-      line[at]))).map((tenths) => tenths / 10);
+    const levels = times[0].map((_, at) => sum(times.map((line) => line[at])) / 10);
     const peak = sum(Object.values(found.parts)), top = levels.indexOf(Math.max(...levels));
     const bounds = Object.values(slices).reduce((ends, part) => [...ends, ends.at(-1) + part], [0]);
     const phase = Object.keys(slices)[bounds.findIndex((end, at) => top < bounds[at + 1])];
     const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
     const each = now.gpus === "1" ? `one ${now.gpu}` : `each of ${now.gpus} ${now.gpu}s`;
     const verdict = found.needs <= usable ? `It fits ${each} with ${gib(most - found.needs)} GiB to spare.`
-      : found.least <= most ? `It is tight on ${each}: try it; ${gib(found.least)} GiB do if unused memory is given back.`
-        : `It is too large for ${each}: ${gib(found.least - most)} GiB are missing.`;
+      : found.least <= most ? `It may fit ${each}${found.needs > most ? ", but slowly, giving back unused memory" : ""}: try it.`
+        : `It does not fit ${each}: ${gib(found.least - most)} GiB are missing.`;
     const where = top === bounds[1] - 1 || top === bounds[1] ? "at the loss" : `in the ${words[phase]}`;
     page.say(`${verdict} The peak is ${gib(peak)} GiB ${where}, and the allocator needs ${gib(found.needs)} GiB `
       + `of ${gib(memory)} (${how}).`);

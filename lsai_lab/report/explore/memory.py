@@ -3,7 +3,8 @@ committed table of predicted steps has. In JupyterLab any setting is predicted w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lsai_core.base.errors import UserError
@@ -31,16 +32,33 @@ def data() -> dict[str, Any]:
     """The table's rows with a timeline, the GPUs, and the settings' values. A timeline is in
     tenths of a GiB; a cause that does not change is one number."""
     rows = [row for row in read_steps(reading_root()) if "timeline" in row]
+    lengths = sorted({row["tokens"] for row in rows})
     return {
+        "title": f"{TITLE}.",
+        "about": "Change it until it fits.",
+        "fields": {
+            "model": {"label": "model", "choices": list(DRAWN)},
+            "gpu": {"label": "GPU", "choices": list(gpus()), "value": "H100"},
+            "tokens": tokens_slider(lengths),
+            "batch": {"label": "sequences on a GPU", "range": [1, 16, 1], "value": 1},
+            "states": {"label": "weights and states", "choices": list(STATES), "value": "bf16"},
+            "checkpoint": {"label": "checkpointing", "choices": list(CHECKPOINTS)},
+            "gpus": {"label": "GPUs that share it (FSDP)", "choices": [1, 2, 4, 8, 16, 32, 64]},
+            "fused": {"label": "fused kernels", "value": True},
+        },
         "rows": [_small(row) for row in rows],
         "gpus": gpus(),
         "parts": list(PARTS),
         "slices": SLICES,
-        "lengths": sorted({row["tokens"] for row in rows}),
-        "models": list(DRAWN),
-        "states": list(STATES),
-        "checkpoints": list(CHECKPOINTS),
+        "lengths": lengths,
     }
+
+
+def tokens_slider(lengths: Sequence[int]) -> dict[str, Any]:
+    """A slider from the first to the last of `lengths`, by the power of two."""
+    ends = [math.log2(lengths[0]), math.log2(lengths[-1])] if lengths else [0, 0]
+    label = "tokens in a sequence"
+    return {"label": label, "range": [*ends, 0.25], "value": 13, "show": "tokens"}
 
 
 def gpus() -> dict[str, dict[str, float]]:
@@ -87,7 +105,7 @@ def picture(data: dict[str, Any]) -> Figure:
 
     from lsai_lab.report.colors import COLORS
 
-    asked = {"model": data["models"][0], "states": "bf16", "checkpoint": "none", "gpus": 1}
+    asked = {"model": DRAWN[0], "states": "bf16", "checkpoint": "none", "gpus": 1}
     asked |= {"fused": True, "tokens": 8192}
     row = next(row for row in data["rows"] if asked.items() <= row.items())
     slices = sum(data["slices"].values())

@@ -7,21 +7,16 @@ const stored = (all, value) => {
 };
 
 export const draw = (el, data) => {
-  explorable(el, "A number in fp8.", "A scale moves a tensor to where the format has numbers.", {
-    format: { label: "format", choices: Object.keys(data.formats) },
-    value: { label: "value", range: [-14.02, 6, 0.05], value: -9.97, show: (power) => digits(2 ** power, 2) },
-    largest: { label: "largest value, from which the scale is", range: [-6.04, 8, 0.05], value: 1.26,
-      show: (power) => digits(2 ** power, 2) },
-    scaled: { label: "scale the tensor", value: true },
-  }, (now, page) => {
-    const format = data.formats[now.format], top = format.at(-1), value = Number(digits(2 ** now.value, 2));
-    const largest = Number(digits(2 ** now.largest, 2));
+  explorable(el, data, (now, page) => {
+    const format = data.formats[now.format], top = format.at(-1), largest = Number(digits(2 ** now.largest, 2));
+    const power = page.limit("value", now.largest, "at most the largest value");
+    const value = Math.min(largest, Number(digits(2 ** power, 2)));
     const scale = now.scaled ? top / largest : 1;
     const there = Math.fround(value * scale), kept = stored(format, there), back = kept / scale;
-    const error = `${digits(100 * Math.abs(back / value - 1))}%`;
-    page.say(`${value} ${now.scaled ? `times the scale ${top} / ${largest} = ${digits(scale, 4)} ` : ""}`
-      + `is ${digits(there, 4)}; ${now.format} ${there > top ? "clips it to" : "keeps"} ${digits(kept, 6)}, `
-      + `which means ${digits(back, 4)}: ${kept ? `${error} off` : "the value is lost"}.`);
+    const error = `${digits(100 * Math.abs(back / value - 1), 2)}%`;
+    page.say(`${now.scaled ? `${value} times the scale ${top} / ${largest} = ${digits(scale, 4)} is ${digits(there, 4)}. ` : ""}`
+      + `${now.format} ${there > top ? "clips" : "stores"} ${digits(there, 4)} ${there > top ? "to" : "as"} ${digits(kept, 4)}`
+      + `${now.scaled && kept ? `, which means ${digits(back, 4)}` : ""}: ${kept ? `${error} off` : "the value is lost"}.`);
     const line = chart(page.width, 150, { x: [2 ** -17, 2 ** 17], y: [0, 1], log: "x", yticks: [],
       xlabel: `numbers that ${now.format} has, and the value (scaled)`,
       label: `Number line of ${now.format}: the value lies at ${digits(there, 4)}, the nearest number is ${kept}` });

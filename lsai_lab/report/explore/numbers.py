@@ -17,7 +17,27 @@ def data() -> dict[str, Any]:
     codes = torch.arange(128, dtype=torch.uint8)
     types = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
     formats = {name: codes.view(dtype).float() for name, dtype in types.items()}
-    return {"formats": {name: all_[all_.isfinite()].tolist() for name, all_ in formats.items()}}
+    return {
+        "title": "A number in fp8.",
+        "about": "A scale moves a tensor to where the format has numbers.",
+        "fields": {
+            "format": {"label": "format", "choices": list(formats)},
+            "value": {
+                "label": "value",
+                "range": [-14.02, 9.98, 0.05],
+                "value": -9.97,
+                "show": "two",
+            },
+            "largest": {
+                "label": "largest value of the tensor",
+                "range": [-6.04, 9.96, 0.05],
+                "value": 1.26,
+                "show": "two",
+            },
+            "scaled": {"label": "scale the tensor", "value": True},
+        },
+        "formats": {name: all_[all_.isfinite()].tolist() for name, all_ in formats.items()},
+    }
 
 
 def picture(data: dict[str, Any]) -> Figure:

@@ -1,4 +1,4 @@
-import { COLORS, PALETTE, canvas, chart, count, digits, explorable, legend, make, sum } from "./draw.js";
+import { PALETTE, canvas, chart, count, digits, explorable, make } from "./draw.js";
 
 // The causal triangle of each group of heads: who computes a pair of chunks, and in which step.
 const triangles = ({ groups, cells, work }, gpus, step, width) => {
@@ -45,37 +45,35 @@ const speeds = (measured, methods, now, width) => {
   const lengths = [...new Set(known.map(({ length }) => length))].sort((a, b) => a - b);
   const plot = chart(width, 240, { x: [Math.min(...lengths), Math.max(...lengths)],
     y: [0, 1.1 * Math.max(...known.map(({ tflops }) => tflops))], log: "x", xlabel: "tokens of the sequence",
-    ylabel: `TFLOP/s of one of ${of} ${known[0].gpu}s, measured${more}`,
+    right: 96, ylabel: `TFLOP/s of one of ${of} ${known[0].gpu}s, measured${more}`,
     xticks: lengths.filter((_, at) => width > 560 || at % 2 === 0).map((length) => [length, `${length / 1024}K`]),
     label: `Measured speed over the length: ${methods[now.method]} and the other methods` });
+  const ends = [];
   for (const method of [...Object.keys(methods).filter((name) => name !== now.method), "one", now.method]) {
     const points = known.filter((row) => row.method === method).map((row) => [row.length, row.tflops]);
-    if (method === now.method) plot.line(points, COLORS.peer, { "stroke-width": 3 });
-    else plot.line(points, "currentColor", { opacity: 0.5, ...method === "one" && { "stroke-dasharray": "5 4" } });
+    const look = method === now.method ? { "stroke-width": 3.5 } : { opacity: 0.5, "stroke-width": 1.5 };
+    if (!points.length) continue;
+    plot.line(points, "currentColor", { ...look, ...method === "one" && { "stroke-dasharray": "5 4" } });
+    if (method === "one") plot.text(plot.X(points[0][0]), plot.Y(points[0][1]) - 9, "one GPU alone");
+    else ends.push([methods[method], ...points.at(-1), method === now.method ? { "font-weight": 700 } : {}]);
   }
-  return make("div", {}, legend([[methods[now.method], COLORS.peer], ["others (dashed: one GPU alone)",
-    "currentColor"]]), plot.node);
+  plot.ends(ends);
+  return plot.node;
 };
 
-export const draw = (el, { plans, methods, measured, length }) => {
-  explorable(el, "Attention over several GPUs.", "A color is a GPU. Step through it.", {
-    method: { label: "method", choices: Object.entries(methods) },
-    gpus: { label: "GPUs", choices: [2, 4, 8], value: 4 },
-    step: { label: "step", range: [1, 8, 1], value: 2 },
-  }, (now, page) => {
+export const draw = (el, data) => {
+  const { plans, methods, measured, length } = data;
+  const page = explorable(el, data, (now, page) => {
     const plan = plans[now.method][now.gpus], gpus = Number(now.gpus), { work, sent, groups } = plan;
-    page.fields.step.max = work.length;
-    const step = Math.min(now.step, work.length) - 1;
-    page.set("step", step + 1);
-    const slowest = sum(work.map((step) => Math.max(...step))), ring = work[0].length;
-    const efficient = sum(work.flat()) / (ring * slowest);
+    const step = page.limit("step", work.length, `${work.length} step${work.length > 1 ? "s" : ""} in all`) - 1;
+    if (!measured.some((row) => row.gpus === gpus)) page.note("gpus", "computed from the plan; speeds were measured on fewer");
+    const ring = work[0].length;
     const waiting = work[step].filter((share) => share < Math.max(...work[step]) - 1e-4).length * groups;
-    const most = Math.max(...Array.from({ length: ring }, (_, rank) => sum(sent.map((step) => step[rank]))));
     const trained = measured.find((row) => row.method === now.method && row.gpus === gpus && row.length === length);
     const idle = waiting ? `${waiting} of ${gpus} GPUs wait${waiting > 1 ? "" : "s"}` : "no GPU waits";
     page.say(`Step ${step + 1} of ${work.length}: ${idle}. `
-      + `Over all steps the GPUs compute ${digits(100 * efficient)}% of the time if each step waits for `
-      + `its slowest. Over ${count(length)} tokens a GPU sends up to ${count(most)} MiB in the forward pass`
+      + `Over all steps the GPUs compute ${digits(100 * plan.efficiency)}% of the time if each step waits for `
+      + `its slowest. Over ${count(length)} tokens a GPU sends up to ${count(plan.most_sent)} MiB in the forward pass`
       + `${trained ? `, and ${count(trained.sent)} MiB with the backward pass, as measured` : ""}.`);
     const half = page.width < 640 ? page.width : page.width / 2 - 8;
     page.draw(make("div", { className: "beside" }, triangles(plan, gpus, step, half),
@@ -84,4 +82,16 @@ export const draw = (el, { plans, methods, measured, length }) => {
       work.map((shares, at) => [at + 1, ...shares.map((share, rank) =>
         `${digits(100 * share)}, ${digits(sent[at + 1][rank])}`)]));
   });
+  const { step } = page.fields, play = make("button", { type: "button" }, "Play");
+  let clock;
+  const move = () => {
+    step.value = step.value % step.max + 1;
+    page.again();
+  };
+  play.onclick = () => {
+    clearInterval(clock);
+    clock = clock ? undefined : setInterval(move, 1000);
+    play.textContent = clock ? "Stop" : "Play";
+  };
+  page.form.append(play);
 };

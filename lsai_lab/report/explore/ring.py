@@ -35,27 +35,32 @@ def plan_of(method: str, gpus: int) -> dict[str, Any]:
     `cells`: of the first group [query chunk, key chunk, GPU of the ring, step], the sequence cut
     into two chunks a GPU; `work`: of each step the share of all query-key pairs of the group that
     each GPU of the ring computes; `sent`: MiB that each GPU sends in the forward pass, before the
-    first step, for each step, and after the last.
+    first step, for each step, and after the last; `most_sent`: what one sends at most in all.
+    `efficiency`: the share of the time that the GPUs compute if each step waits for its slowest.
     """
     setting = ContextSetting(method, LENGTH)
     plan, layout, pieces = setting.plan(gpus), setting.layout(gpus), setting.pieces(gpus)
     whole = sum(plan.pairs())
     around = _exchanged(gpus, pieces)
+    work = [
+        [
+            sum(t.pairs for task in step for t in task.tiles if task.worker == rank) / whole
+            for rank in range(plan.size)
+        ]
+        for step in plan.steps
+    ]
+    sent = [
+        [around[0]] * plan.size,
+        *(_sent(step, plan.size, pieces) for step in plan.steps),
+        [around[1]] * plan.size,
+    ]
     return {
         "groups": pieces,
         "cells": _cells(plan, layout),
-        "work": [
-            [
-                sum(t.pairs for task in step for t in task.tiles if task.worker == rank) / whole
-                for rank in range(plan.size)
-            ]
-            for step in plan.steps
-        ],
-        "sent": [
-            [around[0]] * plan.size,
-            *(_sent(step, plan.size, pieces) for step in plan.steps),
-            [around[1]] * plan.size,
-        ],
+        "work": work,
+        "sent": sent,
+        "most_sent": max(map(sum, zip(*sent, strict=True))),
+        "efficiency": sum(map(sum, work)) / plan.size / sum(map(max, work)),
     }
 
 
@@ -100,6 +105,13 @@ def _exchanged(gpus: int, pieces: int) -> tuple[float, float]:
 def data() -> dict[str, Any]:
     """Every plan, and the measured speeds with the same heads."""
     return {
+        "title": "Attention over several GPUs.",
+        "about": "A color is a GPU. Step through it, or play it.",
+        "fields": {
+            "method": {"label": "method", "choices": list(METHODS.items())},
+            "gpus": {"label": "GPUs", "choices": list(GPU_COUNTS), "value": 4},
+            "step": {"label": "step", "range": [1, max(GPU_COUNTS), 1], "value": 2},
+        },
         "methods": METHODS,
         "length": LENGTH,
         "plans": {

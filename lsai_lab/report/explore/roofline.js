@@ -1,23 +1,16 @@
-import { PALETTE, chart, count, digits, explorable, legend } from "./draw.js";
+import { PALETTE, amount, chart, count, digits, explorable, legend } from "./draw.js";
 
 const microseconds = (time) => time < 1e3 ? `${digits(time)} µs` : `${digits(time / 1e3)} ms`;
 
 export const draw = (el, data) => {
   const { operations, gpus, measured } = data;
-  const page = explorable(el, "The roofline.", "Drag the point, or move the slider. Does arithmetic "
-    + "or memory decide?", {
-    operation: { label: "operation", choices: Object.keys(operations), value: "gate and up matmul" },
-    gpu: { label: "GPU", choices: Object.keys(gpus), value: "H100" },
-    format: { label: "format of matmuls", choices: ["bf16", "fp8"] },
-    tokens: { label: "tokens", range: [0, 15, 0.25], value: 13, show: (power) => count(2 ** power) },
-    fused: { label: "fuse with what follows", value: false },
-  }, (now, page) => {
+  const page = explorable(el, data, (now, page) => {
     const { operation, gpu } = now, alone = operations[operation], known = gpus[gpu];
-    const plain16 = page.off("format", !alone.bytes.fp8 || !known.fp8,
-      `bf16: ${known.fp8 ? "fp8 is for matmuls" : "no fp8 there"}`);
-    page.off("fused", !alone.fused);
-    page.off("tokens", !alone.flop[1]);
-    const format = plain16 ? "bf16" : now.format, fused = now.fused && alone.fused;
+    const plain16 = page.off("format", !alone.bytes.fp8 || !known.fp8, "bf16",
+      known.fp8 ? "fp8 is for matmuls" : `the ${gpu} has no fp8`);
+    const fused = !page.off("fused", !alone.fused, false, "nothing to fuse with here") && now.fused && alone.fused;
+    page.off("tokens", !alone.flop[1], now.tokens, "the update takes the same time for any number");
+    const format = plain16 ? "bf16" : now.format;
     const roof = (intensity, way) => Math.min(known[way], intensity * known.copy / 1e3);
     const cost = ({ flop, bytes }, tokens) => {
       const at = ([base, each]) => base + each * tokens, work = at(flop), moved = at(bytes[format]);
@@ -29,10 +22,11 @@ export const draw = (el, data) => {
     const tokens = Math.round(2 ** now.tokens), chosen = fused || alone, here = cost(chosen, tokens);
     const limit = here.arithmetic > here.memory ? "arithmetic" : "memory", plain = cost(alone, tokens);
     const apart = fused && cost({ flop: alone.flop, bytes: alone.apart }, tokens).moved;
-    page.say(`${operation}${fused ? ` with ${alone.with}` : ""}: ${digits(here.work / 1e9)} GFLOP and `
-      + `${digits(here.moved / 1e6)} MB, ${digits(here.intensity)} FLOP/byte. On one ${gpu} it takes at `
-      + `least ${microseconds(here.least)}; ${limit} decides.`
-      + `${fused ? ` Apart, ${digits(apart / 1e6)} MB would move: fusing saves ${digits((apart - here.moved) / 1e6)}.` : ""}`);
+    page.say(`${operation}${fused ? ` with ${alone.with}` : ""}: ${amount(here.work, "FLOP")} and ${amount(here.moved, "B")}, `
+      + `${digits(here.intensity)} FLOP/byte. On an ${gpu}${known.sheet ? " (by its data sheet)" : ""}`
+      + ` it takes at least ${microseconds(here.least)}; ${limit} decides.`
+      + `${here.least < data.start ? ` To start a kernel takes longer, about ${digits(data.start, 1)} µs.` : ""}`
+      + `${fused ? ` Apart, ${amount(apart, "B")} would move: fusing saves ${amount(apart - here.moved, "B")}.` : ""}`);
     const range = [0.1, 20000], top = Math.max(known.fp8 ?? 0, known.bf16);
     const plot = chart(page.width, Math.min(360, page.width * 0.7 + 60), { x: range, y: [0.2, top * 2],
       log: "xy", xlabel: "FLOPs per byte", ylabel: "TFLOP/s", label: `Roof of ${gpu}: ${operation} at `

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lsai_core.config.model import ModelConfig
+from lsai_core.prediction.speeds import measured
 from lsai_core.profiling.gpus import GPUS
 from lsai_lab.report.load import points, recorded
 
@@ -73,23 +74,37 @@ def _fused(first: dict[str, Any], name: str, second: dict[str, Any], saved: int)
 
 
 def data() -> dict[str, Any]:
-    """The GPUs' rates (TFLOP/s, GB/s), the operations, and measured products and attention."""
+    """The GPUs' rates (TFLOP/s, GB/s), what it takes to start a kernel (µs), the operations, and
+    measured products and attention."""
     machines = recorded("machine").query("outcome == 'ok'").sort_values("started")
     machines = machines.drop_duplicates("gpu", keep="last").set_index("gpu")
-    gpus = {
+    gpus: dict[str, dict[str, Any]] = {
         str(name): {key: float(row[column]) for key, column in _RATES.items()}
         for name, row in machines.iterrows()
     }
     sheets = [gpu for gpu in GPUS if gpu.name in _SHEET_ONLY]
     for gpu in sheets:
-        gpus[f"{gpu.name}, data sheet"] = {
+        gpus[gpu.name] = {
+            "sheet": True,
             "bf16": gpu.peak("bf16"),
             "fp8": gpu.peak("fp8"),
             "copy": gpu.memory_gb_per_s,
         }
+    work = operations(ModelConfig.model_validate({"preset": "course"}))
+    named = [[name, name + ", data sheet" * ("sheet" in gpu)] for name, gpu in gpus.items()]
     return {
+        "title": "The roofline.",
+        "about": "Drag the point, or move the slider. Does arithmetic or memory decide?",
+        "fields": {
+            "operation": {"label": "operation", "choices": list(work), "value": next(iter(work))},
+            "gpu": {"label": "GPU", "choices": named, "value": "H100"},
+            "format": {"label": "format of matmuls", "choices": ["bf16", "fp8"]},
+            "tokens": {"label": "tokens", "range": [0, 15, 0.25], "value": 13, "show": "whole"},
+            "fused": {"label": "fuse with what follows", "value": False},
+        },
         "gpus": gpus,
-        "operations": operations(ModelConfig.model_validate({"preset": "course"})),
+        "start": 1e6 * float(measured()["costs"]["start"]),
+        "operations": work,
         "measured": _measured_products(),
     }
 

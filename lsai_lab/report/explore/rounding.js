@@ -1,4 +1,4 @@
-import { COLORS, chart, digits, explorable, legend, sum } from "./draw.js";
+import { COLORS, chart, digits, explorable, legend, make, sum } from "./draw.js";
 
 // fp32 to bf16: its 16 highest bits, after a carry that rounds to nearest or by `bits`.
 const view = new DataView(new ArrayBuffer(4));
@@ -21,33 +21,38 @@ const trained = (start, update, steps, bits) => {
 };
 
 export const draw = (el, data) => {
-  explorable(el, "A weight in bf16.", "Every step adds the same update. Does it arrive?", {
-    weight: { label: "weight", choices: data.weights, value: 0.05 },
-    update: { label: "update of a step", range: [-16, -4, 0.025], value: -14.025,
-      show: (power) => digits(2 ** power, 2) },
-    steps: { label: "steps", range: [20, data.bits.length, 20], value: 100 },
-  }, (now, page) => {
+  let bits = data.bits;  // as the package draws them, until the reader wants others
+  const page = explorable(el, data, (now, page) => {
     const start = Number(now.weight), update = Number(digits(2 ** now.update, 2));
-    const { exact, nearest, random } = trained(start, update, now.steps, data.bits);
+    const { exact, nearest, random } = trained(start, update, now.steps, bits);
     const gap = bfloat(bfloat(start), 0x10000) - bfloat(start);  // to the next larger number
     const end = (line) => line[now.steps], mean = sum(random.map(end)) / 8;
     const stuck = end(nearest) === nearest[0];
+    page.note("update", `gap to the next number: ${digits(gap)}`);
     page.say(`To nearest the weight ${stuck ? "never moves" : "moves"}: the update, ${digits(update, 2)}, is `
       + `${digits(update / gap, 2)} times the distance to the next larger bf16 number, ${digits(gap)}. Rounded `
-      + `stochastically, eight weights end at ${digits(mean, 4)} in the mean; exact is ${digits(end(exact), 4)}.`);
+      + `stochastically, eight weights end between ${digits(Math.min(...random.map(end)), 4)} and `
+      + `${digits(Math.max(...random.map(end)), 4)}, at ${digits(mean, 4)} in the mean; exact is ${digits(end(exact), 4)}.`);
     const ends = [start, end(exact), end(nearest), ...random.flat()];
     const [low, high] = [Math.min(...ends) - gap, Math.max(...ends) + gap];
     const lines = chart(page.width, 260, { x: [0, now.steps], y: [low, high], xlabel: "step",
       ylabel: "weight", label: `The weight over ${now.steps} steps: exact ends at ${digits(end(exact), 4)}, `
         + `to nearest at ${digits(end(nearest), 4)}, stochastically at ${digits(mean, 4)}` });
     const points = (line) => line.map((value, step) => [step, value]);
-    for (const line of random) lines.line(points(line), COLORS.good, { "stroke-width": 1, opacity: 0.45 });
-    lines.line(points(exact.map((_, step) => sum(random.map((line) => line[step])) / 8)), COLORS.good);
+    for (const line of random) lines.line(points(line), COLORS.good, { "stroke-width": 1 });
+    for (const line of random) lines.dot(now.steps, end(line), COLORS.good, { r: 3.5 });
+    lines.line(points(exact.map((_, step) => sum(random.map((line) => line[step])) / 8)), COLORS.good, { "stroke-width": 4,
+      opacity: 0.5 });
     lines.line(points(exact), "currentColor", { "stroke-dasharray": "5 4", "stroke-width": 1.5 });
     lines.line(points(nearest), COLORS.bad, { "stroke-width": 2.5 });
     page.draw(legend([["exact (dashed)", "currentColor"], ["to nearest", COLORS.bad],
-      ["stochastically: eight weights, mean", COLORS.good]]), lines.node);
+      ["stochastically: eight weights (thin) and their mean", COLORS.good]]), lines.node);
     page.list(["way", `after ${now.steps} steps`], [["exact", end(exact)], ["to nearest", end(nearest)],
       ...random.map((line, at) => [`stochastically, weight ${at + 1}`, end(line)])]);
   });
+  const onclick = () => {
+    bits = bits.map((step) => step.map(() => Math.floor(2 ** 16 * Math.random())));
+    page.again();
+  };
+  page.form.append(make("button", { type: "button", onclick }, "Again, with other random bits"));
 };

@@ -12,14 +12,28 @@ STEPS = 400
 
 
 def data() -> dict[str, Any]:
-    """The weights to choose from, and the random bits of eight weights in each of `STEPS` steps."""
+    """The controls, and the random bits of eight weights in each of `STEPS` steps."""
     import torch
 
     from lsai_core.optimizers.rounding import Noise, random_bits
 
     host = torch.device("cpu")
     bits = [random_bits(Noise(0, step, 0), 8, host).tolist() for step in range(1, STEPS + 1)]
-    return {"weights": [0.02, 0.05, 0.1, 0.5, 1, 2], "bits": bits}
+    return {
+        "title": "A weight in bf16.",
+        "about": "Every step adds the same update. Does it arrive?",
+        "fields": {
+            "weight": {"label": "weight", "choices": [0.02, 0.05, 0.1, 0.5, 1, 2], "value": 0.05},
+            "update": {
+                "label": "update of a step",
+                "range": [-16, -4, 0.025],
+                "value": -14.025,
+                "show": "two",
+            },
+            "steps": {"label": "steps", "range": [20, STEPS, 20], "value": 100},
+        },
+        "bits": bits,
+    }
 
 
 def picture(data: dict[str, Any]) -> Figure:

@@ -1,28 +1,28 @@
 import { COLORS, canvas, count, digits, explorable, legend, make, sum, svg } from "./draw.js";
 
-export const draw = (el, { steps, about }) => {
+export const draw = (el, data) => {
+  const { steps } = data;
   const classes = Object.keys(steps[0].classes), names = steps.map(({ name }) => name), slowest = steps[0].tokens_per_s;
   // `known`: steps that have been looked at, from the first on; `misses`: of the guesses, in percent
-  let known = 1, round = 0, told = "", misses = [];
+  let known = 1, round = 0, told = "", misses = [], guessed = 0;  // the step that was guessed at last
   const reveal = make("button", { type: "button" });
-  const page = explorable(el, "Build the step.", `${about}. Choose a change, guess, then look. Each keeps those before it.`, {
-    change: { label: "changes up to", choices: names, value: names[1] },
-    guess: { label: "your guess (tokens/s)", range: [0.8, 2, 0.01], value: 1, show: (times) =>
-      `${count(times * slowest)}, ${times.toFixed(2)}x eager` },
-  }, (now, page) => {
+  data.fields.guess.show = (times) => `${count(times * slowest)}, ${times.toFixed(2)}x eager`;
+  const page = explorable(el, data, (now, page) => {
     const last = names.indexOf(now.change), step = steps[last], hidden = last >= known, done = known === steps.length;
     [...page.fields.change.options].forEach((option, at) => option.disabled = at > known);
     reveal.textContent = done ? "Guess again from the start" : "Show what was measured";
-    reveal.disabled = !hidden && !done;
+    reveal.disabled = hidden ? guessed !== last : !done;
     page.fields.guess.disabled = !hidden;
     const before = steps[Math.max(0, last - 1)];
-    if (hidden && round !== last) page.set("guess", before.tokens_per_s / slowest);
+    if (hidden && round !== last) page.set("guess", 1);
+    if (hidden && guessed !== last) page.note("guess", "move it first");
     round = last;
     page.say(hidden ? `${told}${step.name}: ${step.about}. How many tokens/s will the step reach? Before the change it was `
       + `${count(before.tokens_per_s)}.` : `${told}${step.name}: ${digits(step.step_ms, 4)} ms a step, `
       + `${count(step.tokens_per_s)} tokens/s (${(step.tokens_per_s / slowest).toFixed(2)}x eager), `
       + `${count(step.clock_mhz)} MHz, ${count(step.watts)} W, ${digits(1e3 * step.joules_per_token)} mJ per token, `
-      + `peak ${step.peak_gib.toFixed(1)} GiB.`);
+      + `peak ${step.peak_gib.toFixed(1)} GiB. Loss on unseen text after ${step.steps} steps: ${step.loss.toFixed(2)} nats `
+      + `(${step.losses.map((loss) => loss.toFixed(2)).join(", ")}).`);
     told = "";
     const shown = steps.slice(0, hidden ? last : last + 1), row = 40, right = 92, width = page.width;
     const scale = (width - right) / steps[0].step_ms;
@@ -40,13 +40,12 @@ export const draw = (el, { steps, about }) => {
     });
     if (hidden) text(0, last * row + 26, `${step.name}: ?`);
     page.draw(legend(classes.map((name) => [name, COLORS[name]])), node);
-    page.list(["step", "ms", "tokens/s", "MHz", "W", "mJ per token", "peak GiB", ...classes], shown.map((each) =>
-      [each.name, each.step_ms, each.tokens_per_s, each.clock_mhz, each.watts, digits(1e3 * each.joules_per_token, 4),
-        each.peak_gib, ...classes.map((name) => each.classes[name] ?? 0)]));
+    page.list(data.heads, shown.map(({ row }) => row));
   });
+  page.fields.guess.addEventListener("input", () => guessed = round);  // before the form's own answer to it
   reveal.onclick = () => {
     if (known === steps.length) {
-      [known, round, misses] = [1, 0, []];
+      [known, round, misses, guessed] = [1, 0, [], 0];
       page.set("change", names[1]);
       return page.again();
     }
