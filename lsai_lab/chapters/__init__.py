@@ -93,6 +93,7 @@ How much to believe:
 
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
     claims_with, all_claims              claims with a verdict, and all
+    disturbed_marks                      which claims rest on disturbed speeds
     first_run_after                      how long after its bound a claim's first run began
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
     published_speeds                     what others published for a model of 8 B
@@ -197,6 +198,7 @@ NAMES = {
     "lsai_lab.chapters.fp8": ("fp8_by_seed", "fp8_gains"),
     "lsai_lab.chapters.noise": (
         "all_claims",
+        "disturbed_marks",
         "claims_with",
         "first_run_after",
         "one_setting",

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import VERDICTS
 from lsai_lab.claims.words import claims_table
+from lsai_lab.runs.result_names import is_timed
 
 # The section that has the claims of a study, or of claims that begin so; "" of all others.
 _SECTIONS = {
@@ -30,7 +30,6 @@ _SECTIONS = {
 _KERNELS = {"fa4": "FlashAttention-4", "sdpa_cudnn": "cuDNN"}
 _CHOSEN = {"attention": ", kernels by `auto`", "fused_optimizer": ", kernels named"}
 _REPEATS = ["machine", "study", "part", "variant"]
-_ACROSS = ["variant", "env.gpu", "batch_size"]
 SAME_WORK = [
     "gpu",
     "study",
@@ -47,7 +46,7 @@ SAME_WORK = [
 def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
     """How far the slowest and the fastest of equal runs are apart, one row a kind of equal work:
     `median`, `largest`, `cases`, and the `rule` by which two speeds differ. Runs that shared a GPU
-    are left out."""
+    are left out, and of sessions all that were disturbed."""
     good = runs[runs["outcome"] == "ok"].drop_duplicates(
         ["machine", "started", "wall_s"], keep="last"
     )
@@ -56,19 +55,14 @@ def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
     place = [good[name] for name in ("machine", "study", "part")]
     good = good[~beside.groupby(place).transform("any")]
     large = good["parameters"] > 1e9
-    peers = good[(good["study"] == "peers") & (good["part"] == "peer")]
+    sessions = session_differences(good[large & good["disturbed"].isna()])["spread"]
     no_overlap = "their ranges do not overlap"
+    further = "their medians are further apart than the largest of these"
+    across = float(sessions.median()), float(sessions.max()), len(sessions)
     rows = [
         ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), no_overlap),
         ("repeats, small models", *_apart(good[~large], _REPEATS, "run"), no_overlap),
-        (
-            "two sessions of one GPU",
-            SESSION_SPREAD,
-            np.nan,
-            1,
-            "their medians are further apart than these sessions",
-        ),
-        ("two GPUs, other trainers", *_apart(peers, _ACROSS, "machine"), "(not compared)"),
+        ("sessions, over 1 B parameters", *across, further),
     ]
     return pd.DataFrame(rows, columns=["equal work", "median", "largest", "cases", "rule"])
 
@@ -140,6 +134,18 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     limits = np.array([declared[name].limit for name in found["name"]], float)
     worst = np.where(upper, ends.abs().max(axis=1), ends.min(axis=1))
     return rows.assign(missed=np.abs(worst / limits - 1))
+
+
+def disturbed_marks(judged: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
+    """By name of a claim of `lab.judged()`: " †" if it is about a speed or a time and any of its
+    `runs` is `disturbed`, else nothing."""
+    declared = load_claims()
+    disturbed = set(runs.loc[runs["disturbed"].notna(), "run"])
+    timed = [any(map(is_timed, declared[name].metric)) for name in judged.index]
+    marked = [
+        on and not disturbed.isdisjoint(of) for on, of in zip(timed, judged["runs"], strict=True)
+    ]
+    return pd.Series(marked, judged.index).map({True: " †", False: ""})
 
 
 def first_run_after(judged: pd.DataFrame) -> pd.Series:
