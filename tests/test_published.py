@@ -222,14 +222,14 @@ def test_command_line_answers_for_other_trainers_and_hugging_face_folders(
         (
             "tight",
             78.0,
-            "May fit H100: 0.5 GiB to spare, less than predictions are sure of; with full "
-            "checkpointing it may fit.",
+            "Tight on H100: 0.5 GiB to spare, less than predictions are sure of; with full "
+            "checkpointing it is tight.",
         ),
         (
             "tight",
             80.0,
-            "May fit H100, slowly: 1.5 GiB of cached memory go back in every step; with full "
-            "checkpointing it may fit.",
+            "Tight on H100, and slow: 1.5 GiB of cached memory go back in every step; with full "
+            "checkpointing it is tight.",
         ),
         (
             "too large",

@@ -14,7 +14,7 @@ def fp8_gains(runs: pd.DataFrame) -> pd.DataFrame:
     last = "H200, 1 x 4,096"
     peers = (runs["study"] == "peers") & (runs["part"] == "ours") & runs["main"].eq(True)
     sets = [
-        ("@sec-speed", one, of_part == "speed levers h100", "attention", "fp8"),
+        ("@sec-speed", one, of_part == "speed levers h100", "fused_optimizer", "fp8"),
         ("@sec-course", one, of_part == "course train h100", "flash_attn", "fp8"),
         ("@sec-fp8-loss", last, of_part == "speed advised h200-l", "rounded", "fp8_rounded"),
         ("@sec-speed", two, of_part == "speed levers h200", "attention", "fp8"),

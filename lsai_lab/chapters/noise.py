@@ -183,7 +183,7 @@ def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [_SECTIONS.get(study, _SECTIONS[""]) for study in studies.values()]
-    for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8")):
+    for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8"), ("advised_", "fp8")):
         begins = found["name"].str.startswith(beginning)
         rows["section"] = rows["section"].mask(begins, _SECTIONS[study])
     rows["order"] = rows["section"].map([*dict.fromkeys(_SECTIONS.values())].index)

@@ -175,9 +175,9 @@ def _answer(
     answer = {
         "fits": f"Fits {name} with {spare:.1f} GiB to spare, beside {OUTSIDE_GIB:g} GiB that "
         f"{itself} itself takes",
-        "tight": f"May fit {name}: {spare:.1f} GiB to spare, less than predictions are sure of"
+        "tight": f"Tight on {name}: {spare:.1f} GiB to spare, less than predictions are sure of"
         if spare > 0
-        else f"May fit {name}, slowly: {-spare:.1f} GiB of cached memory go back in every step",
+        else f"Tight on {name}, and slow: {-spare:.1f} GiB of cached memory go back in every step",
         "too large": f"Does not fit {name}: {-spare:.1f} GiB are missing",
     }[verdict(found, gpu)]
     if verdict(found, gpu) == "fits" and other == "full":
@@ -186,7 +186,9 @@ def _answer(
         update={"saved_inputs": "gpu", "inputs_on_gpu": 0}
     )
     neither = "does not fit" + " either" * (spare < 0)
-    then = {"fits": "fits", "tight": "may fit", "too large": neither}[verdict(needed(without), gpu)]
+    then = {"fits": "fits", "tight": "is tight", "too large": neither}[
+        verdict(needed(without), gpu)
+    ]
     return f"{answer}; {'with full' if other == 'full' else 'without'} checkpointing it {then}."
 
 
