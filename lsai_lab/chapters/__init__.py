@@ -93,7 +93,7 @@ How much to believe:
 
     speed_noise, one_setting             how far equal work is apart; one setting in all studies
     claims_with, all_claims              claims with a verdict, and all
-    disturbed_marks                      which claims rest on disturbed speeds
+    disturbed_runs, disturbed_marks      runs that others disturbed; claims that rest on them
     first_run_after                      how long after its bound a claim's first run began
     peer_comparisons, peer_settings      this package beside other trainers, and their settings
     published_speeds                     what others published for a model of 8 B
@@ -199,6 +199,7 @@ NAMES = {
     "lsai_lab.chapters.noise": (
         "all_claims",
         "disturbed_marks",
+        "disturbed_runs",
         "claims_with",
         "first_run_after",
         "one_setting",

@@ -136,6 +136,15 @@ def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     return rows.assign(missed=np.abs(worst / limits - 1))
 
 
+def disturbed_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """How many of the `runs` of each study (rows) others disturbed: processes on the same `GPU`,
+    or else a run on the same `host`."""
+    reason = runs["disturbed"].fillna("").astype(str)
+    gpu = reason.str.contains("processes on the GPU")
+    host = reason.str.contains("shared the machine") & ~gpu
+    return pd.DataFrame({"GPU": gpu, "host": host}).groupby(runs["study"]).sum()
+
+
 def disturbed_marks(judged: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
     """By name of a claim of `lab.judged()`: " †" if it is about a speed or a time and any of its
     `runs` is `disturbed`, else nothing."""

@@ -8,6 +8,7 @@ import pandas as pd
 
 from lsai_core.base.files import read_jsonl
 from lsai_core.prediction import memory
+from lsai_lab.predictions.programs import program_errors
 from lsai_lab.predictions.recorded import step_errors
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.predicted import prediction_table, tried_predictions
@@ -107,7 +108,11 @@ def sorted_errors(errors: Mapping[str, pd.Series]) -> pd.DataFrame:
 
 def error_summary(errors: pd.DataFrame) -> pd.DataFrame:
     """One row per `what` and `tested_on` of `prediction_errors`: `n`, the median size of the error,
-    that of nine in ten, how many are off by more than a tenth, and the ends."""
+    that of nine in ten, how many are off by more than a tenth, and the ends. Last those of others'
+    programs (`program_errors`)."""
+    others = program_errors()[["active", "reserved"]].melt(var_name="what", value_name="error")
+    others = others.assign(what=others["what"] + " memory", tested_on="others' programs")
+    errors = pd.concat([errors, others])
     groups = errors.groupby(["what", "tested_on"], sort=False)["error"]
     size = errors.assign(size=errors["error"].abs()).groupby(["what", "tested_on"], sort=False)
     found = pd.DataFrame({"n": groups.size()})
