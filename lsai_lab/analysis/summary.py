@@ -48,11 +48,12 @@ def summarize(
 
     The figure of losses and perplexities is the mean, of all else the median; speeds and times are
     those of the repeats that were not disturbed, where there are some. Repeats are runs of the same
-    settings but for the seed, on one machine. So `study`, `part`, `machine` and `variant` split the
-    rows, too, as columns, where a metric was measured in several, and `dataset`, where repeats have
-    losses on several texts; own runs that `lab.load(..., mine=True)` or `lab.sweep` gave are split
-    by `differs`. UserError for a metric that no run can have or that is no number, a column of `by`
-    that is not there, and rows that are summaries already.
+    settings but for the seed, on one machine; a run counts once, however often it stands there. So
+    `study`, `part`, `machine` and `variant` split the rows, too, as columns, where a metric was
+    measured in several, and `dataset`, where repeats have losses on several texts; own runs that
+    `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
+    that no run can have or that is no number, a column of `by` that is not there, and rows that are
+    summaries already.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> row = lab.summarize(runs, "tokens_per_s").set_index("variant").loc["bf16"]
@@ -66,6 +67,7 @@ def summarize(
         raise UserError("these rows are summaries already: give runs, as lab.load(...) gives them")
     if not by:
         raise UserError("by needs a column at least; without it each variant has its row")
+    runs = _each_once(runs)
     values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
     several = (*_APART, "machine", "variant")
     apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
@@ -82,6 +84,18 @@ def summarize(
     # a part that measures other things adds no row to a variant that another part tells
     told = frame.groupby(by, sort=False)["n"].transform("max") > 0
     return frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
+
+
+def _each_once(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows with an index of their own, for frames that were put together; of a run that stands
+    there several times (copied as a repeat of the same settings, or from two frames) the first."""
+    what = ("machine", *_APART, "variant", "key", "outcome")
+    same = [name for name in what if name in runs]
+    if "key" in runs:
+        runs = runs[~runs.duplicated(same) | runs["key"].isna()]
+    runs = runs.reset_index(drop=True)
+    # recorded runs beside own ones have none, and a group of none would be lost
+    return runs.assign(differs=runs["differs"].fillna("")) if "differs" in runs else runs
 
 
 def _measured(runs: pd.DataFrame, metric: str) -> pd.Series:
@@ -243,12 +257,13 @@ def pareto(
         [cost, gain], ascending=[True, not larger]
     )
     gains = ordered[gain] if larger else -ordered[gain]
-    front: list[Any] = []  # index labels
-    for row in ordered.index[gains > gains.cummax().shift().fillna(-float("inf"))]:
-        while front and rows.loc[row, cost] < (1 + same) * rows.loc[front[-1], cost]:
+    better = (gains > gains.cummax().shift().fillna(-float("inf"))).to_numpy()
+    costs, front = ordered[cost].to_numpy(), list[int]()  # places: labels may stand there twice
+    for place in better.nonzero()[0]:
+        while front and costs[place] < (1 + same) * costs[front[-1]]:
             front.pop()
-        front.append(row)
-    return rows.loc[front]
+        front.append(int(place))
+    return ordered.iloc[front]
 
 
 def say_disturbed(rows: pd.DataFrame, metric: str) -> None:
