@@ -13,6 +13,8 @@ from conftest import write_run
 import lsai_lab as lab
 from lsai_lab.analysis.attention import SHAPE, kernel_lead
 from lsai_lab.analysis.losses import loss_by_pass, training_loss
+from lsai_lab.interactive.sweep import plan_sweep
+from lsai_lab.runs.session import Session
 
 SPEEDS = {"baseline": 10.0, "bf16": 30.0, "flash_attn": 20.0, "window_512": 40.0}
 GIB = {"baseline": 9.0, "bf16": 3.0, "flash_attn": 2.0, "window_512": 4.0}
@@ -57,6 +59,22 @@ def test_a_run_that_stands_there_twice_counts_once(runs: pd.DataFrame) -> None:
     copied = runs.query("variant == 'bf16'").iloc[[0, 1]]
     copied = copied.assign(key="same", tokens_per_s=[30.0, 30.0])
     assert lab.summarize(copied, "tokens_per_s")["n"].tolist() == [1]
+
+
+def test_a_sweep_over_seeds_has_each_run_once(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session("quick")
+    study = session.study("rounding")
+    twice = {"states": study.parts["states"].model_copy(update={"repeats": 2})}
+    study = study.model_copy(update={"parts": study.parts | twice})
+    monkeypatch.setattr(session, "study", lambda name: study)
+
+    def seeds(over: dict[str, Any]) -> list[int]:
+        planned = plan_sweep(session, "rounding", ["nearest"], over, "states", {"steps": 4})
+        assert len({run.id.key for run, _ in planned}) == len(planned)
+        return [vars(run.config)["seed"] for run, _ in planned]
+
+    assert seeds({"seed": [0, 1, 2]}) == [0, 1, 2]
+    assert seeds({"optim.lr": [1e-3]}) == [0, 1], "a study's repeats otherwise stay"
 
 
 ASKED: list[Callable[[pd.DataFrame], Any]] = [
