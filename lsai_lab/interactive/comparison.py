@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part, values
+from lsai_core.base.tables import Part, value, values
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, machine_name
@@ -57,6 +57,13 @@ class Comparison(Shown):
             return "both are the same run"
         of_one = self._runs[1].folder in [run.folder for run in self._repeats[0]]
         return "these are two repeats of one setting" if of_one else ""
+
+    @property
+    def _frame_of_it(self) -> pd.DataFrame:
+        """The results as they are shown, of all repeats where there are several."""
+        shown = _table("", self.repeats if len(self.repeats) else self.results)
+        rows = [[value(cell) for cell in row] for row in shown.rows]
+        return Frame(rows, columns=list(shown.heads))
 
     @property
     def _peaks(self) -> str:

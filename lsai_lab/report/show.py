@@ -21,11 +21,12 @@ from urllib.parse import quote
 import pandas as pd
 from IPython.display import HTML, Markdown
 
-from lsai_core.base.errors import UserError, no_column
+from lsai_core.base.errors import UnknownName, UserError, did_you_mean, no_column
 from lsai_core.base.tables import values
 from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.report.pictures import below_each_other
 from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns, with_ends
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
@@ -45,6 +46,9 @@ class Table(Markdown):
     package booktabs) and `to_csv()`, each a text, or written to the file that is named."""
 
     cells: pd.DataFrame  # as they are shown, without links
+
+    def __getattr__(self, name: str) -> Any:
+        raise _not_there(self, name, "to_markdown", "to_latex", "to_csv")
 
     def __repr__(self) -> str:
         text = html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
@@ -83,17 +87,39 @@ def _given(text: str, path: str | Path | None) -> str | None:
 
 
 class Picture(HTML):
-    """Pictures as HTML; a terminal shows what they say in words."""
+    """Pictures as HTML; a terminal shows what they say in words. `savefig("step.svg")` writes them,
+    below each other, as an SVG for papers."""
+
+    def savefig(self, path: str | Path) -> None:
+        """Write the pictures as one SVG. UserError for another format, and for a file that cannot
+        be written."""
+        if Path(path).suffix.lower() != ".svg":
+            raise UserError(f"a picture of this kind is an SVG: name the file .svg, not {path}")
+        _given(below_each_other(str(self.data)), path)
+
+    save = savefig
+
+    def __getattr__(self, name: str) -> Any:
+        raise _not_there(self, name, "savefig")
 
     def __repr__(self) -> str:
         return "\n".join(map(html.unescape, re.findall(r"<desc>(.*?)</desc>", str(self.data))))
 
 
+def _not_there(owner: Any, name: str, *there: str) -> AttributeError:
+    """The error for a name that an object has not, with what it has."""
+    said = f"{type(owner).__name__} has no attribute {name!r}"
+    if name[0] == "_":
+        return AttributeError(said)
+    near = did_you_mean(name, there) or f"known: {', '.join(there)}"
+    return UnknownName(f"{said}; {near}")
+
+
 def table(
-    frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
+    frame: Any, formats: Mapping[str, Format] | None = None, *, link: str | None = None
 ) -> Table:
     """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and
-    `#| tbl-cap: ...`.
+    `#| tbl-cap: ...`. Of a prediction that of its GPUs, of a comparison that of its results.
 
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. Of a frame of more than 200 rows or 40
@@ -110,6 +136,7 @@ def table(
     >>> lab.table(runs[["label", "tokens_per_s", "run"]], {"tokens_per_s": ",.0f"})
     | label |...
     """
+    frame = getattr(frame, "_frame_of_it", frame)
     require_columns((), frame)
     formats = dict(formats or {})
     whole = frame
@@ -265,7 +292,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
 
 def shown_once(fig: Any, data: pd.DataFrame | None = None) -> Any:
     """The matplotlib figure, shown once: as `figure` does where a cell ends with it, else below the
-    cell, as any that is open."""
+    cell, as any that is open. Saved it is whole: names beside the axes are part of it."""
+    fig.savefig = functools.partial(fig.savefig, bbox_inches="tight")
     fig._ipython_display_ = functools.partial(figure, fig, data)
     return fig
 
