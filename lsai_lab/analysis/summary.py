@@ -36,6 +36,11 @@ def over_repeats(metric: str, values: pd.Series) -> float:
     return float(values.mean() if metric.endswith(_QUALITY) else values.median())
 
 
+def is_quality(metric: str) -> bool:
+    """Whether a column is a loss or perplexity, which depends on the text and the seed."""
+    return metric == "loss" or metric.endswith(_QUALITY)
+
+
 def summarize(
     runs: pd.DataFrame, metrics: str | Sequence[str], by: str | Sequence[str] = VARIANT
 ) -> pd.DataFrame:
