@@ -21,6 +21,7 @@ from lsai_lab.runs.result_names import is_timed, more_is_better, require_known
 # that study lies 0.4 to 4.1 % apart (`lab.session_differences`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
+CALM = "undisturbed"  # in a frame's attributes: by `run`, where these are fewer than `n`
 _MOST = 5  # names in a line
 VARIANT = ("machine", "variant", "label")
 _FACTS = ("outcome", "reason", "run")  # of a row's first run
@@ -88,7 +89,11 @@ def summarize(
     frame = Frame(rows, columns=[*groups, "n", *_FACTS, "disturbed", *found])
     # a part that measures other things adds no row to a variant that another part tells
     told = frame.groupby(by, sort=False)["n"].transform("max") > 0
-    return frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
+    found_rows = frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
+    some = found_rows[(found_rows["disturbed"] > 0) & (found_rows["disturbed"] < found_rows["n"])]
+    # what a table says of `n` once the column `disturbed` is gone
+    found_rows.attrs[CALM] = dict(zip(some["run"], some["n"] - some["disturbed"], strict=True))
+    return found_rows
 
 
 def _each_once(runs: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from IPython.display import HTML, Markdown
 
 from lsai_core.base.errors import UnknownName, UserError, did_you_mean, no_column
 from lsai_core.base.tables import values
-from lsai_lab.analysis.summary import require_columns
+from lsai_lab.analysis.summary import CALM, require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.pictures import below_each_other
@@ -31,6 +31,7 @@ from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns, with_ends
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 from lsai_lab.runs.records import page_name
+from lsai_lab.runs.result_names import is_timed
 from lsai_lab.runs.shown_columns import ENDS, chosen_columns, is_summary
 
 PNG_DPI = 200
@@ -149,6 +150,8 @@ def table(
     names = [name for name in names if name not in elsewhere]
     names, frame = [name for name in names if name != "run"], frame.head(MOST_ROWS)
     columns = {name: _column(frame, name, formats) for name in names}
+    if "n" in names and "n" not in formats:
+        columns["n"] = _counted(frame, names, columns["n"])
     cells = pd.DataFrame({_plain(name): map(_plain, found) for name, found in columns.items()})
     columns |= {name: found for name in names if (found := aligned(columns[name]))}
     if "run" in frame.columns and names:
@@ -170,6 +173,16 @@ def table(
     made = Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
     made.cells = cells
     return made
+
+
+def _counted(frame: pd.DataFrame, names: list[str], cells: list[str]) -> list[str]:
+    """The cells of `n` of a summary: beside a speed or time of fewer repeats, since the others were
+    disturbed, with the number of these."""
+    calm: dict[str, int] = frame.attrs.get(CALM, {})
+    if "disturbed" in names or "run" not in frame or not any(map(is_timed, map(str, names))):
+        return cells
+    pairs = zip(cells, frame["run"], strict=True)
+    return [f"{cell} ({calm[run]} undisturbed)" if run in calm else cell for cell, run in pairs]
 
 
 def _told_elsewhere(frame: pd.DataFrame) -> set[str]:
