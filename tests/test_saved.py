@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -70,3 +71,11 @@ def test_a_prediction_and_a_comparison_are_tables(empty: Path) -> None:
     both = lab.table(lab.compare(RUN, "h100/memory.flash_attn"))
     row = "| tokens_per_s | 447,956 (447,806–449,552) | 676,727 (657,687–707,444) | 1.51x |"
     assert row in str(both.to_markdown())
+
+
+def test_counts_are_whole_numbers(empty: Path) -> None:
+    calls = lab.table(lab.kernels("h200/speed.fp8.levers").head(3)).cells["calls"]
+    assert calls.tolist() == ["128", "64", "32"]
+    frame = pd.DataFrame({"calls": [5708.0, float("nan")], "ms": [1.5, 2.0]})
+    assert lab.table(frame).cells["calls"].tolist() == ["5,708", "–"]
+    assert lab.table(frame).cells["ms"].tolist() == ["1.50", "2.00"]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import deep_merge
-from lsai_lab.interactive.planning import about, as_nested, first_part
+from lsai_lab.interactive.planning import about, as_nested, first_part, plain
 from lsai_lab.launch.stop import Interrupted, Stopped
 from lsai_lab.project.files import listed
 from lsai_lab.report.load import frame_of_runs
@@ -114,7 +114,7 @@ def called(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> dict[Path, s
 def _values(given: Any) -> list[Any]:
     """The values of a setting; a number or a text is one."""
     many = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
-    return list(given) if many else [given]
+    return [plain(each) for each in given] if many else [plain(given)]
 
 
 def frame_of(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> pd.DataFrame:
