@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.tables import Part, as_text, values
 from lsai_lab.runs.difference import overrides_in
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
 
 RECORDED = "h100/memory.bf16"
@@ -177,6 +179,18 @@ def test_numbers_of_a_column_have_equal_decimals(empty: Path) -> None:
 def test_points_say_what_of_them_is_not_shown(empty: Path) -> None:
     shown = one_line(repr(lab.points("h100/gemm.machine.products")))
     assert "The others: own, run, step, reason, tflops_p25, tflops_p75, repeats" in shown
+
+
+def test_a_column_is_named_once_among_those_that_are_not_shown(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    for points in (lab.points("h100/attention.gqa128.kernels"), lab.points(lab.recorded("gemm"))):
+        others = one_line(repr(points)).partition("The others: ")[2]
+        names = re.findall(r"\w+", others)
+        assert names and len(names) == len({*names}), others
+    equal = pd.DataFrame({name: ["", ""] for name in ("claim", "text", "b" * 90)})
+    assert "All rows" not in repr(Frame(equal))
 
 
 def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part, values
+from lsai_core.base.tables import Part, value, values
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import AnyRun, all_runs, folder_of, machine_name
@@ -59,6 +59,21 @@ class Comparison(Shown):
         return "these are two repeats of one setting" if of_one else ""
 
     @property
+    def _kinds(self) -> str:
+        """That the two are of two kinds, whose settings have other names; else nothing."""
+        kinds = [run.summary.kind for run in self._runs]
+        if kinds[0] == kinds[1]:
+            return ""
+        return f"these are two kinds of run, {' and '.join(kinds)}, whose settings do not compare"
+
+    @property
+    def _frame_of_it(self) -> pd.DataFrame:
+        """The results as they are shown, of all repeats where there are several."""
+        shown = _table("", self.repeats if len(self.repeats) else self.results)
+        rows = [[value(cell) for cell in row] for row in shown.rows]
+        return Frame(rows, columns=list(shown.heads))
+
+    @property
     def _peaks(self) -> str:
         """Why the MFU of all the repeats do not compare; empty if they do."""
         runs = [run for runs in self._repeats for run in runs]
@@ -95,9 +110,10 @@ class Comparison(Shown):
                 ("first", "second"), self._runs, self._repeats, strict=True
             )
         ]
-        parts = [Part("", ("", "run", "machine", "outcome"), names, note=self._same)]
+        note = self._same or self._kinds
+        parts = [Part("", ("", "run", "machine", "outcome"), names, note=note)]
         apart = "" if self._same else differing(len(self.settings), "setting")
-        parts.append(_table(apart, self.settings))
+        parts.append(_table(apart, self.settings, folded=bool(self._kinds)))
         several = len(self.repeats) > 0
         said = [*self._found.remark.splitlines(), *([self._peaks] if several else [])]
         remark = "\n".join(filter(None, dict.fromkeys(said)))

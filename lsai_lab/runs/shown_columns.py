@@ -100,7 +100,8 @@ def hidden_words(frame: pd.DataFrame, shown: list[str], gone: list[str]) -> str:
     elif is_judged(frame):
         what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
     elif is_of_points(frame):
-        what, more = "point", _in_short([name for name in frame if name not in shown])
+        hidden = [name for name in frame if name not in (*shown, *gone)]
+        what, more = "point", _in_short(hidden)
     elif "run" not in frame:
         what, more = "row", ""
     else:
@@ -128,9 +129,9 @@ def fitted(
     said = ""
     if len(frame) > 1 and is_too_wide(texts):
         equal = [name for name in texts if _is_same(frame[name])][: len(texts.columns) - 1]
-        told = [f"{name} {texts[name].iloc[0]}" for name in equal]
+        told = [f"{name} {texts[name].iloc[0]}" for name in equal if texts[name].iloc[0]]
         texts = texts.drop(columns=equal)
-        said = f"All rows: {', '.join(told)}" if equal else ""
+        said = f"All rows: {', '.join(told)}" if told else ""
     gone: list[str] = []
     for name in (name for name in _LESS if name in texts):
         if is_too_wide(texts):
