@@ -20,6 +20,7 @@ from lsai_lab.analysis.summary import require_columns, say_disturbed
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
+from lsai_lab.runs.no_rows import why_empty
 
 MARKED = 40  # points of a line: with fewer, each has a marker
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
@@ -60,6 +61,8 @@ def bars(
     >>> fig = lab.bars(lab.summarize(runs, "tokens_per_s"), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
+    if not len(frame):
+        raise UserError(f"nothing to draw: {why_empty(frame) or 'the frame has no rows'}")
     _require_colors(color, len(frame))
     say_disturbed(frame, value)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))

@@ -12,6 +12,7 @@ import pandas as pd
 
 from lsai_core.base.errors import UnknownKey, UnknownName, UserError, hint, no_column
 from lsai_core.base.tables import Part, as_text, value, values, wrapped
+from lsai_lab.runs.no_rows import NOBODY, explain, nobody_has, why_empty
 from lsai_lab.runs.shown_columns import (
     TERMINAL,
     WIDE,
@@ -33,7 +34,8 @@ class NoColumn(UnknownKey):
 
 
 def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which says which columns come near one that is not there."""
+    """The method, which says which columns come near one that is not there, and of a filter that
+    leaves no row which value."""
 
     # pandas reads the `@names` of a query in its caller's frame, which stands one level higher
     reads_caller = method.__name__ == "query"
@@ -43,7 +45,9 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
         if reads_caller:
             named["level"] = named.get("level", 0) + 1
         try:
-            return method(self, *given, **named)
+            found = method(self, *given, **named)
+            filters = method.__name__ in ("query", "__getitem__") and given
+            return explain(found, self, given[0]) if filters else found
         except (SyntaxError, TypeError, ValueError) as error:
             if not reads_caller:
                 raise
@@ -97,7 +101,8 @@ class _Located:
 
     def __getitem__(self, key: Any) -> Any:
         try:
-            return self._of_pandas[key]
+            rows = key[0] if isinstance(key, tuple) else key
+            return explain(self._of_pandas[key], self._frame, rows)
         except KeyError:
             row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
             columns = [column] if isinstance(column, str) else column
@@ -202,6 +207,8 @@ class Frame(pd.DataFrame):
 
     def _left_out(self, gone: Sequence[str] = ()) -> str:
         """What is not shown, in words; nothing if all is. `gone`: for which there was no room."""
+        if why := why_empty(self):
+            return why
         if not len(self) and "run" in self:
             return "no runs: none is there, or none is as it was asked for"
         if not len(self):
@@ -220,6 +227,17 @@ class Values(pd.Series):
     @property
     def _constructor_expanddim(self) -> Callable[..., pd.DataFrame]:
         return Frame
+
+    def __eq__(self, other: object) -> Any:
+        found = super().__eq__(other)
+        if said := nobody_has(pd.Series(self), other):
+            found.attrs[NOBODY] = said
+        return found
+
+    def __and__(self, other: Any) -> Any:
+        found = super().__and__(other)
+        found.attrs |= getattr(other, "attrs", {})  # pandas keeps those of the first
+        return found
 
     def __getattr__(self, name: str) -> Any:
         try:
