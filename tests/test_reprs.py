@@ -65,7 +65,9 @@ def test_frames_of_steps_and_kernels_show_rounded_figures(empty: Path) -> None:
 def test_a_choice_of_no_runs_says_so(empty: Path) -> None:
     none = lab.recorded("memory").query("seq_len == 3")
     assert repr(none) == none._repr_html_().removeprefix("<p>").removesuffix("</p>")
-    assert repr(none) == "no runs: none is there, or none is as it was asked for"
+    assert repr(none) == "no rows: no row has seq_len 3; known: 512"
+    nothing = lab.recorded("memory").drop(index=lab.recorded("memory").index)
+    assert repr(nothing) == "no runs: none is there, or none is as it was asked for"
 
 
 def test_mfu_above_its_peak_says_why(empty: Path) -> None:

@@ -111,7 +111,7 @@ class SimulatedGpu(Shown):
             self.cut_off(traceback.tb_lineno, error)
         self._stack.close()
         self._replayed = self._replay()
-        if isinstance(error, RuntimeError | UserError):  # of an operator: the program's own lines
+        if error is not None:
             forget_frames(error, _FOLDERS)
 
     def cut_off(self, line: int | None, error: BaseException) -> None:

@@ -26,7 +26,11 @@ from lsai_lab.runs.shown_columns import (
 _COLUMNS = ("display.max_columns", WIDE, "display.max_colwidth", None)
 _HEAD, _TAIL = 34, 22  # characters of a longer text that are shown
 _SHORT_CELL = re.compile(r"<td>([^<]{1,40})</td>")  # which takes one line
+_WHOLE = ("differs", "run")  # settings that tell runs apart, a folder that is there to be copied
 _QUOTED = re.compile(r"'([^']+)'")
+
+
+NOTE = "note"  # in `attrs`: what is said below a frame
 
 
 class NoColumn(UnknownKey):
@@ -164,7 +168,8 @@ class Frame(pd.DataFrame):
             note = self._left_out(gone)
             with pd.option_context(*_dimensions(note)):
                 table = repr(texts)
-        lines = "\n".join(wrapped(line, "  ") for line in (said, note) if line)
+        told = (said, note, self.attrs.get(NOTE, ""))
+        lines = "\n".join(wrapped(line, "  ") for line in told if line)
         return f"{table}\n\n{lines}" if lines else table
 
     def _repr_html_(self) -> str | None:
@@ -176,7 +181,8 @@ class Frame(pd.DataFrame):
             with pd.option_context(*_dimensions(note)):
                 table = str(texts._repr_html_())  # type: ignore[operator]
         table = _SHORT_CELL.sub(r'<td style="white-space:nowrap">\1</td>', table)
-        return table + "".join(f"<p>{html.escape(line)}</p>" for line in (said, note) if line)
+        told = (said, note, self.attrs.get(NOTE, ""))
+        return table + "".join(f"<p>{html.escape(line)}</p>" for line in told if line)
 
     def _narrow(self) -> pd.DataFrame:
         """The columns that are shown, as texts; those of rows that pandas leaves out are empty."""
@@ -317,7 +323,7 @@ def _texts(column: pd.Series) -> list[str]:
     """The values of one unit; in a row of several, each for itself."""
     there = [None if pd.api.types.is_scalar(each) and pd.isna(each) else each for each in column]
     one_unit = pd.api.types.is_float_dtype(column) or {*map(type, there)} <= {float, type(None)}
-    if one_unit or column.name == "run":  # a folder is there to be copied
+    if one_unit or column.name in _WHOLE:
         return values(there)
     return [_middle_out(value(each)) for each in there]
 
