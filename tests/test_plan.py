@@ -395,7 +395,7 @@ def test_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = fixed | shape | {"optim.states": "full", "loss": "fused"}
     plan = lab.plan("lab-tiny", "h100", tokens=2048, seq_len=256, budget=1.0, overrides=overrides)
     assert plan.fits and plan.config is not None and plan.config.batch_size == 8
-    assert plan.answer in repr(plan) and "<table>" in plan._repr_html_()
+    assert plan.answer in " ".join(repr(plan).split()) and "<table>" in plan._repr_html_()
     assert plan.settings["why"].iloc[0] == "chosen" and len(plan.settings) > 1
     with pytest.raises(UserError, match="how many tokens"):
         lab.plan("lab-tiny", "h100")
