@@ -47,10 +47,11 @@ def summarize(
 ) -> pd.DataFrame:
     """One row per variant and machine, in the order of `runs`: `by`, `n` (good repeats with a
     value, the most of any metric), `outcome` (ok if any ended so), `reason`, `run` (the folder of
-    the first run with a value of the first metric that any has), `disturbed` (how many of the good
-    repeats shared their machine or spread far, so that their speeds compare poorly), and for each
-    metric its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no
-    good run has it.
+    the first run with a value of the first metric that any has), `disturbed` (how many of the
+    variant's good repeats, also of those that lack the metrics and do not count in `n`, shared
+    their machine or spread far, so that their speeds compare poorly), and for each metric its
+    figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run has
+    it.
 
     The figure of losses and perplexities is the mean, of all else the median; speeds and times are
     those of the repeats that were not disturbed, where there are some. Repeats are runs of the same
@@ -87,6 +88,7 @@ def summarize(
         rows.append(row | _figures(group, values.loc[group.index]))
     found = [f"{metric}{end}" for metric in metrics for end in ENDS]
     frame = Frame(rows, columns=[*groups, "n", *_FACTS, "disturbed", *found])
+    frame.attrs |= runs.attrs  # why there are none
     # a part that measures other things adds no row to a variant that another part tells
     told = frame.groupby(by, sort=False)["n"].transform("max") > 0
     found_rows = frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)

@@ -12,7 +12,7 @@ from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value, values
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
-from lsai_lab.report.load import AnyRun, all_runs, folder_of, machine_name
+from lsai_lab.report.load import TRAININGS, AnyRun, all_runs, folder_of, machine_name
 from lsai_lab.runs.difference import (
     RESULTS,
     Difference,
@@ -29,6 +29,7 @@ _NUMBERS = ("second / first", "second - first")
 _HEADS = ("what", "first", "second", *_NUMBERS)
 _ENDS = ("first_low", "first_high", "second_low", "second_high")
 _SIDES = (("first", "first_low", "first_high"), ("second", "second_low", "second_high"))
+_KINDS = dict.fromkeys(TRAININGS, "training")
 _REPEATS = (*_HEADS, *_ENDS, "within_spread")
 
 
@@ -168,4 +169,10 @@ def compare(*runs: AnyRun | Sequence[AnyRun] | pd.DataFrame) -> Comparison:
             f"lab.compare(a, b) takes two runs, not {len(asked)}; lab.curves(a, b, c) draws several"
         )
     one, other = (opened(folder, machine_of(folder)) for folder in map(folder_of, asked))
+    kinds = [_KINDS.get(run.summary.kind, run.summary.kind) for run in (one, other)]
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"lab.compare takes two runs of one kind: {one.summary.id} is of kind {kinds[0]}, "
+            f"{other.summary.id} of kind {kinds[1]}"
+        )
     return Comparison(one, other)

@@ -23,6 +23,7 @@ from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
 from lsai_lab.runs.find import say
+from lsai_lab.runs.no_rows import why_empty
 
 MOST_BARS = 40  # that a reader tells apart
 MARKED = 40  # points of a line: with fewer, each has a marker
@@ -70,6 +71,8 @@ def bars(
     >>> fig = lab.bars(lab.summarize(runs, "tokens_per_s"), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
+    if not len(frame):
+        raise UserError(f"nothing to draw: {why_empty(frame) or 'the frame has no rows'}")
     _require_readable(color, len(frame))
     say_disturbed(frame, value)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))

@@ -29,6 +29,7 @@ from lsai_lab.report.load import AnyRun, folder_of
 from lsai_lab.report.pictures import below_each_other
 from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns, with_ends
+from lsai_lab.runs.no_rows import why_empty
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 from lsai_lab.runs.records import page_name
 from lsai_lab.runs.result_names import is_timed
@@ -145,6 +146,12 @@ def table(
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         raise UserError(f"table: {no_column(unknown[0], names)}")
     wide = len(names) > MOST_COLUMNS
+    if not len(frame) and (wide or why_empty(frame)):
+        csv = as_csv(whole.drop(columns="run", errors="ignore"))
+        said = why_empty(frame) or "no rows"
+        made = Table(said, metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+        made.cells = pd.DataFrame(columns=names)
+        return made
     names = first_columns(frame)[:MOST_COLUMNS] if wide else names
     elsewhere = _told_elsewhere(frame) - {*formats}
     names = [name for name in names if name not in elsewhere]

@@ -2,8 +2,11 @@
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
+
+from lsai_core.base.tables import value
 
 WIDE = 20  # columns; with more, the first ones are shown
 TERMINAL = 160  # columns, where there is no terminal that says its own
@@ -19,6 +22,7 @@ _LESS = (
 )
 # What a bench says of a point beside its figures: quartiles, bounds, a value for each process.
 _BESIDE = ("_p25", "_p75", "bound_", "rank_", "first_call_s", "took_s", "repeats", "timeline")
+_KEPT, _ROUNDED_MS = 25, 0.5  # kernels of older records; what their times are rounded to
 _PAGE = 115  # characters of a row in a notebook
 _LONGEST = 80  # characters of the names that are not shown
 
@@ -112,6 +116,15 @@ def hidden_words(frame: pd.DataFrame, shown: list[str], gone: list[str]) -> str:
     elif gone:
         more = f"{', '.join(gone)}; {more}"
     return f"{many}; {number} of {there} columns are shown. The others: {more}"
+
+
+def kept_words(kernels: pd.DataFrame, busy_ms: Any) -> str:
+    """That an older record has not all kernels; empty where it has."""
+    total = kernels["ms"].sum()
+    if len(kernels) != _KEPT or not isinstance(busy_ms, float) or total >= busy_ms - _ROUNDED_MS:
+        return ""
+    left = f"the {_KEPT} with the most time are recorded, {value(total)} of {value(busy_ms)} ms"
+    return f"{left} a step; the others' {value(busy_ms - total)} ms are in results alone"
 
 
 def _in_short(names: list[str]) -> str:
