@@ -147,11 +147,7 @@ def table(
         raise UserError(f"table: {no_column(unknown[0], names)}")
     wide = len(names) > MOST_COLUMNS
     if not len(frame) and (wide or why_empty(frame)):
-        csv = as_csv(whole.drop(columns="run", errors="ignore"))
-        said = why_empty(frame) or "no rows"
-        made = Table(said, metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
-        made.cells = pd.DataFrame(columns=names)
-        return made
+        return _made(why_empty(frame) or "no rows", whole, pd.DataFrame(columns=names))
     names = first_columns(frame)[:MOST_COLUMNS] if wide else names
     elsewhere = _told_elsewhere(frame) - {*formats}
     names = [name for name in names if name not in elsewhere]
@@ -172,12 +168,17 @@ def table(
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
     if note := _left_out(whole.drop(columns=[*elsewhere]), len(names)):
         lines += ["", note]
+    return _made("\n".join(lines), whole, cells)
+
+
+def _made(text: str, whole: pd.DataFrame, cells: pd.DataFrame) -> Table:
+    """A table of Markdown `text` with its `cells`; its CSV has the `whole` frame."""
     csv = as_csv(
         whole.drop(columns="run", errors="ignore").map(
             lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell
         )
     )
-    made = Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+    made = Table(text, metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
     made.cells = cells
     return made
 
