@@ -60,11 +60,8 @@ export const draw = (el, data, ask) => {
     const plain = page.off("products", !fp8 || !alike.some((way) => way.products === "fp8"), "bf16",
       fp8 ? "fp8 was predicted for up to 8 B parameters with bf16 states" : `the ${now.gpu} has no fp8`);
     const products = plain ? "bf16" : now.products, least = Math.min(...alike.map((way) => way.gpus));
-    const most = Math.max(least, Number(now.gpus));
-    if (most > now.gpus) {
-      page.set("gpus", most);
-      page.note("gpus", `weights and gradients alone are ${gib(4 * models[now.model].parameters / 2 ** 30)} GiB`);
-    }
+    const size = 4 * (own || models[now.model]).parameters / 2 ** 30;
+    const most = page.least("gpus", least, `from ${least} on: weights and gradients alone are ${gib(size)} GiB`);
     const ways = alike.filter((way) => way.products === products).map((way) => {
       const by = own && ratios(own, models[reference], way.checkpoint);
       const rows = own ? way.rows.map((row) => scaled(row, by)) : way.rows;
@@ -106,6 +103,8 @@ export const draw = (el, data, ask) => {
       words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? `, ${count(best.speed)} a GPU` : ""}.`,
         `${digits(now.train)} billion tokens take ${long(best)}`
         + `${best.n > 1 ? `, or ${digits(hours(best) * best.n)} GPU-hours` : ""}.`);
+      const faster = now.order === "fewest" && rows.find((row) => !row.rank && row.speed > 2 * best.speed);
+      if (faster) words.push(`Less GPU time: ${faster.name} on ${some(faster.n, now.gpu)}, in ${long(faster)}.`);
       if (!timed) words.push("The speed is estimated from the data sheet.");
       else if (best.n > 1) words.push(`The speed of several GPUs is estimated: as one among ${best.way.among}, with messages.`);
     } else if (best.n > data.node) words.push(`Its speed over more than one node of ${data.node} was not measured.`);
@@ -157,7 +156,8 @@ export const draw = (el, data, ask) => {
   const asked = new URLSearchParams(own ? location.hash.slice(1) : "");
   for (const [name, field] of Object.entries(page.fields)) {
     const usual = field.value;
-    field.value = asked.get(name) ?? usual;
+    if (!asked.has(name)) continue;
+    page.set(name, asked.get(name));
     if (!field.value || !field.checkValidity()) field.value = usual;
     if (field.value !== usual && field.closest("details")) field.closest("details").open = true;
     page.again();  // a slider's end follows those before it
