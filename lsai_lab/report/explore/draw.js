@@ -139,8 +139,8 @@ export const explorable = (el, { title, about, fields }, update) => {
     update(every(made, ({ read }) => read()), view);
     for (const { tell } of Object.values(made)) tell?.();
   };
-  form.oninput = ({ target }) => {
-    if (target.name) delete made[target.name].own;
+  form.oninput = (event) => {
+    delete made[event?.target.name]?.own;
     view.again();
   };
   const measure = () => {
