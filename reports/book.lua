@@ -154,6 +154,7 @@ local function answers_last(blocks)
     answers:extend(answer or {})
   end
   if #answers > 0 then
+    kept:insert(pandoc.RawBlock("typst", "#place.flush()"))  -- the appendix ends with its pictures
     kept:insert(pandoc.Header(1, "Answers", pandoc.Attr("answers", { "unnumbered" })))
     kept:extend(answers)
   end

@@ -45,6 +45,14 @@ def test_a_speed_is_that_of_undisturbed_repeats_where_there_are_some(empty: Path
     assert found["validation_loss"].to_dict()["flash_attn"] == 5.0, "a loss is of all repeats"
 
 
+def test_a_table_without_that_column_says_of_how_many_a_speed_is(empty: Path) -> None:
+    rows = lab.summarize(runs_beside_others(empty), ["tokens_per_s", "validation_loss"])
+    shown = rows.sort_values("tokens_per_s")[["variant", "tokens_per_s", "n", "run"]]
+    assert lab.table(shown).cells["n"].tolist() == ["2", "3", "3 (1 undisturbed)"]
+    for kept in (["variant", "validation_loss", "n", "run"], ["n", "tokens_per_s", "disturbed"]):
+        assert lab.table(rows[kept]).cells["n"].tolist() == ["3", "3", "2"]
+
+
 @pytest.mark.parametrize(
     "asked",
     [

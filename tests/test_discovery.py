@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import CHECKOUT, write_run
+from conftest import CHECKOUT, Project, write_run
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -18,6 +19,7 @@ import lsai_core
 import lsai_lab as lab
 from lsai_core.base.errors import UnknownName, UserError
 from lsai_core.base.shown import WrongCall
+from lsai_lab.report.load import session
 from lsai_lab.runs.records import recorded_runs
 
 
@@ -126,6 +128,22 @@ def test_what_a_frame_is_asked_about_itself_leads_on(empty: Path) -> None:
     told = shell.object_inspect_mime("runs", detail_level=0)["text/plain"]
     for name in ("lab.find_run(", "lab.summarize", "notebooks/README.md", "query"):
         assert name in told
+
+
+def test_one_bad_file_takes_no_other_study_away(
+    new_project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = new_project()
+    (project.root / "params/studies/typo.yaml").write_text("study: typo\ntitle: t\n")
+    for key, value in project.env.items():
+        monkeypatch.setenv(key, value)
+    session.cache_clear()
+    titles = lab.studies().set_index("study")["title"]
+    session.cache_clear()
+    assert (
+        titles["typo"].startswith("cannot be read: ") and "parts: Field required" in titles["typo"]
+    )
+    assert len(titles) > 1 and titles.str.startswith("cannot").sum() == 1
 
 
 def test_the_studies_say_what_they_are_and_how_many_runs_are_recorded(empty: Path) -> None:

@@ -255,7 +255,7 @@ def test_the_stop_button_leaves_a_checkpoint_and_what_was_done(kernel: Kernel) -
     assert "outcome: stopped after step" in said and "Cell In" not in said
     last = said.strip().splitlines()[-1]
     done = r"\d+ of 1500 steps are done, the last one's loss is [\d.]+"
-    how = rf"stopped: {done}; execute\(\) goes on from its checkpoint"
+    how = rf"stopped: {done}; execute\(\) goes on from its checkpoint of step \d+"
     assert re.match(how, last) and "run.plot() show what is done" in last
     assert "it/s" in said or "step/s" in said, "no progress was shown"
     folder = found.parent

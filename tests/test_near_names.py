@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import below_cell, write_run
@@ -18,7 +19,9 @@ from lsai_core.base.shown import Shown, WrongCall
 from lsai_core.config.strict import dotted
 from lsai_core.config.train import TrainConfig
 from lsai_lab.interactive.run import Run
+from lsai_lab.interactive.sweep import plan_sweep
 from lsai_lab.runs.result_names import is_result
+from lsai_lab.runs.session import Session
 
 RECORDED = "h100/memory.bf16"
 
@@ -173,3 +176,28 @@ def test_an_error_says_which_line_of_a_cell_and_tb_shows_the_way(
     assert "c = lab.load('memry')" in told and "report/load.py" in told
     shell.run_cell("lab.load('memry')")
     assert capsys.readouterr().out.startswith("error: "), "a cell of one line needs no line"
+
+
+def test_swapped_letters_of_a_short_name() -> None:
+    assert nearest("rl", ["name", "lr", "eps"]) == ["lr"]
+    with pytest.raises(UserError, match=r"unknown key 'optim\.rl' \(did you mean 'optim\.lr'\?\)"):
+        lab.predict("lab-tiny", overrides={"optim.rl": 1e-3})
+
+
+def test_numbers_of_numpy_are_settings(empty: Path) -> None:
+    overrides = {"steps": np.int64(5), "optim.betas": np.array([0.9, 0.95])}
+    config = lab.open_run("memory", "bf16", profile="quick", overrides=overrides).config
+    assert (vars(config)["steps"], list(vars(config)["optim"].betas)) == (5, [0.9, 0.95])
+    over = {"seq_len": np.array([64, 32]), "optim.lr": np.float32(0.5)}
+    planned = plan_sweep(Session("quick"), "memory", ["bf16"], over, "", {})
+    assert [varied for _, varied in planned] == [
+        {"seq_len": 64, "optim.lr": 0.5},
+        {"seq_len": 32, "optim.lr": 0.5},
+    ]
+
+
+def test_a_training_and_a_search_are_two_kinds_of_run(empty: Path) -> None:
+    both = lab.compare(RECORDED, "h100/memory.bf16.batch")
+    assert "two kinds of run, train and batch_search" in repr(both)
+    assert "train.optim.lr" not in repr(both)
+    assert "two kinds" not in repr(lab.compare(RECORDED, "h100/memory.baseline"))

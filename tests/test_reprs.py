@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import lsai_lab as lab
 from lsai_core.base.errors import UserError
 from lsai_core.base.tables import Part, as_text, values
 from lsai_lab.runs.difference import overrides_in
+from lsai_lab.runs.frames import Frame
 from lsai_lab.runs.plain import in_frame
 
 RECORDED = "h100/memory.bf16"
@@ -65,7 +67,9 @@ def test_frames_of_steps_and_kernels_show_rounded_figures(empty: Path) -> None:
 def test_a_choice_of_no_runs_says_so(empty: Path) -> None:
     none = lab.recorded("memory").query("seq_len == 3")
     assert repr(none) == none._repr_html_().removeprefix("<p>").removesuffix("</p>")
-    assert repr(none) == "no runs: none is there, or none is as it was asked for"
+    assert repr(none) == "no rows: no row has seq_len 3; known: 512"
+    nothing = lab.recorded("memory").drop(index=lab.recorded("memory").index)
+    assert repr(nothing) == "no runs: none is there, or none is as it was asked for"
 
 
 def test_mfu_above_its_peak_says_why(empty: Path) -> None:
@@ -179,6 +183,18 @@ def test_points_say_what_of_them_is_not_shown(empty: Path) -> None:
     assert "The others: own, run, step, reason, tflops_p25, tflops_p75, repeats" in shown
 
 
+def test_a_column_is_named_once_among_those_that_are_not_shown(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    for points in (lab.points("h100/attention.gqa128.kernels"), lab.points(lab.recorded("gemm"))):
+        others = one_line(repr(points)).partition("The others: ")[2]
+        names = re.findall(r"\w+", others)
+        assert names and len(names) == len({*names}), others
+    equal = pd.DataFrame({name: ["", ""] for name in ("claim", "text", "b" * 90)})
+    assert "All rows" not in repr(Frame(equal))
+
+
 def test_a_row_shows_what_it_says_and_names_the_column_that_was_meant(empty: Path) -> None:
     row = lab.recorded("memory").query("part == 'train'").iloc[0]
     assert "NaN" not in repr(row) and "h100" in repr(row) and len(repr(row).splitlines()) < 20
@@ -211,9 +227,9 @@ def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) 
 
 def test_a_runs_line_says_what_makes_it_itself(empty: Path) -> None:
     batch = lab.find_run("h100/memory.baseline.batch")
-    assert "ok, 305 max batch, /" in repr(batch)
+    assert repr(batch).endswith("ok, 305 max batch") and len(repr(batch)) < 100
     told = {"outcome": "oom", "reason": "CUDA out of memory. " * 40}
-    assert "…, /" in repr(lab.find_run(write_run(empty, "memory", "bf16", **told)))
+    assert "…\n  /" in repr(lab.find_run(write_run(empty, "memory", "bf16", **told)))
     changed = lab.open_run("memory", "bf16", overrides={"steps": 7, "optim.lr": 0.01})
     said = "(bf16 autocast, changed)\n  overrides steps: 7, optim.lr: 0.01\n  planned"
     assert said in repr(changed), "a line each, where one has no room for all"
@@ -322,12 +338,10 @@ def test_an_empty_frame_says_so(empty: Path) -> None:
 
 
 def test_a_run_in_one_line_says_its_loss_and_who_disturbed_it(empty: Path) -> None:
-    assert "ok, 449,552 tokens/s, 4.1193 val loss, 7.0941 peak GiB, " in repr(
-        lab.find_run(RECORDED)
-    )
+    assert "ok, 449,552 tokens/s, 4.1193 val loss, 7.0941 peak GiB" in repr(lab.find_run(RECORDED))
     results = {"tokens_per_s": 5.0, "disturbed": "2 other runs"}
     run = lab.find_run(write_run(empty, "memory", "bf16", results=results))
-    assert "5 tokens/s, disturbed: 2 other runs, " in repr(run)
+    assert "5 tokens/s, disturbed: 2 other runs" in repr(run)
     assert "2 other runs" in run._repr_html_().partition("<details>")[0]
 
 

@@ -233,10 +233,36 @@ def test_a_run_shows_itself_while_it_goes_on_and_after_an_interrupt(folder: Proj
     assert "goes on" in said and int(said.split()[0]) > 0, done.stderr
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert "stopped:" in err and "execute() goes on from its checkpoint" in err, err
+    done = re.search(r"stopped: (\d+) of 4000.* execute\(\) goes on from its .* of step (\d+)", err)
+    assert done and done[1] == done[2], err
     code = look + "; run.plot(); print(run.outcome, repr(run))"
     done = subprocess.run([sys.executable, "-c", code], **options, capture_output=True, text=True)
     assert "preempted" in done.stdout and "goes on from its checkpoint" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_still_begins_is_stopped_at_once(folder: Project) -> None:
+    """The signal comes while its process is being started."""
+    source = "\n".join(["import lsai_lab as lab", *INTERRUPTED]).replace("'long'", "'early'")
+    process = subprocess.Popen(
+        [sys.executable, "-c", source.replace("4000", "4001")],
+        cwd=folder.root / "notebooks",
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline, found = time.monotonic() + 120, list[Path]()
+    while not found and process.poll() is None and time.monotonic() < deadline:
+        plans = folder.runs.glob("memory/*/run.json")
+        named = [path.parent for path in plans if '"early"' in path.read_text()]
+        found = [one for one in named if (one / "env.json").exists()]
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=50)  # less than the patience with a run that goes on
+    assert "stopped: 0 of 4001 steps are done" in err, err
+    summary = json.loads((found[0] / "summary.json").read_text())
+    assert summary["reason"] == "stopped by SIGINT before it could end a step"
 
 
 BESIDE = ["summary = run.execute()"]

@@ -103,14 +103,16 @@ _SHOWN, _MOST = 30, 3  # names of a line: where all are shown, and of those that
 
 def nearest(name: object, known: Iterable[str]) -> list[str]:
     """Up to three known names that `name` may mean: those that differ in case or in what stands
-    before a dot, and such as others call so; else those spelt alike, else those that have all its
-    words. None, if no name comes near."""
+    before a dot, and such as others call so; else those spelt alike, else those of the same
+    letters, else those that have all its words. None, if no name comes near."""
     names, asked = list(dict.fromkeys(known)), _plain(name)
     found = [each for each in names if asked in (_plain(each), *_called(each))]
     if not found:
         lower = {each.lower(): each for each in reversed(names)}
         spelt = difflib.get_close_matches(str(name).lower(), lower, n=_MOST)
         found = [lower[each] for each in spelt]
+    if not found:
+        found = [each for each in names if sorted(each.lower()) == sorted(str(name).lower())]
     if not found and asked:
         words = {*asked.split("_")}
         found = [each for each in names if words <= {*_plain(each).split("_")}]

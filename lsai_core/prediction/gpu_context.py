@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from lsai_core.prediction.allocator import (
     Verdict,
 )
 from lsai_core.prediction.gpu_operators import GpuOperators
+from lsai_core.prediction.no_values import NoValues
 from lsai_core.prediction.presented import OnGpu, capability_of, presented, require_inside
 from lsai_core.prediction.process import one_rank, refusals
 from lsai_core.prediction.purposes import name_sharding
@@ -55,6 +56,8 @@ GIB = 2**30
 _HERE = Path(__file__).parent
 _FOLDERS = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("profiling")))
 _OPERATORS = 10  # that are shown one by one
+_REASON = 120  # characters of an error
+_OTHER_PEAK = "torch.cuda.max_memory_allocated() inside leaves out the libraries' part"
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 # Whose update has a multi-tensor form that is not its default on a GPU.
 _ONE_BY_ONE = ("Adafactor",)
@@ -69,6 +72,8 @@ class SimulatedGpu(Shown):
         self._tracker = StepTracker()
         self._seen: set[int] = set()
         self.updates = 0
+        self._values = NoValues()
+        self._cut = ""
         self._stack = contextlib.ExitStack()
         self._replayed: Allocator | None = None
 
@@ -76,7 +81,7 @@ class SimulatedGpu(Shown):
         tracker, fakes = self._tracker, FakeGpu(allow_non_fake_inputs=True)
         memory = SimpleNamespace(
             live=lambda: tracker.live,
-            peak=lambda: tracker.peak,
+            peak=self._peak_asked,
             reserved=lambda: self._replay().reserved,
             reset=tracker.reset_peak,
         )
@@ -90,22 +95,36 @@ class SimulatedGpu(Shown):
         for context in (
             torch.random.fork_rng(devices=[]),
             compiling(fakes, tracker, self._name_weights),
-            presented(self.gpu, memory),
+            presented(self.gpu, memory, self._values),
             one_rank(),
             attributes_as(refusals()),
             GpuOperators(),
-            OnGpu(tracker),
+            OnGpu(tracker, self._values),
             fakes,
             tracker,
         ):
             self._stack.enter_context(context)  # type: ignore[arg-type]
         return self
 
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            self.cut_off(traceback.tb_lineno, error)
         self._stack.close()
         self._replayed = self._replay()
-        if isinstance(error, RuntimeError | UserError):  # of an operator: the program's own lines
+        if error is not None:
             forget_frames(error, _FOLDERS)
+
+    def cut_off(self, line: int | None, error: BaseException) -> None:
+        """Keep that the program ended with `error`, in its `line`: what would have come is not
+        known."""
+        where = "" if line is None else f" at line {line}"
+        reason = str(error).strip().partition("\n")[0][:_REASON]
+        said = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        self._cut = f"cut off{where}: figures are up to there ({said})"
+
+    def _peak_asked(self) -> int:
+        self._values.peaks += 1
+        return self._tracker.peak
 
     def _name_weights(self, module: nn.Module, *_inputs: Any) -> None:
         if torch.compiler.is_compiling() or id(module) in self._seen:
@@ -182,13 +201,17 @@ class SimulatedGpu(Shown):
 
     @property
     def verdict(self) -> str:  # no alias: the Tab key would find nothing behind `gpu.`
-        """Whether it fits the GPU: as `lsai_core.prediction.memory.verdict`."""
+        """Whether it fits the GPU: as `lsai_core.prediction.memory.verdict`; `cut off` where the
+        program ended with an error before it was too large."""
         return self.verdict_on(self.gpu)
 
-    def verdict_on(self, gpu: Gpu | str) -> Verdict:
+    def verdict_on(self, gpu: Gpu | str) -> Verdict | Literal["cut off"]:
         """Whether it fits another GPU, on which the same kernels are taken to run. UserError for an
         unknown one."""
-        gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+        found = self._verdict_on(find_gpu(gpu) if isinstance(gpu, str) else gpu)
+        return "cut off" if self._cut and found != "too large" else found
+
+    def _verdict_on(self, gpu: Gpu) -> Verdict:
         if self.peak_reserved_gib <= usable_gib(gpu):
             return "fits"
         try:
@@ -198,13 +221,27 @@ class SimulatedGpu(Shown):
         return "tight"
 
     @property
-    def fits(self) -> bool:
-        """Whether it gets through, if only by giving cached memory back."""
-        return self.verdict != "too large"
+    def fits(self) -> bool | None:
+        """Whether it gets through, if only by giving cached memory back; None where the program
+        ended with an error before that was known."""
+        return None if self.verdict == "cut off" else self.verdict != "too large"
 
     @property
     def remark(self) -> str:
-        """What the program left out of a whole training step; empty where two were seen."""
+        """Where the program was cut off, what it left out of a whole training step, how often it
+        read values, and which peak it saw; empty where two steps were seen and nothing read."""
+        reads = self._values.reads
+        times = "once" if reads == 1 else f"{reads} times"
+        said = [
+            self._cut,
+            self._left_out,
+            f"values were asked for {times}: they are zeros" if reads else "",
+            _OTHER_PEAK if self._values.peaks else "",
+        ]
+        return "; ".join(filter(None, said))
+
+    @property
+    def _left_out(self) -> str:
         if not self._tracker.moments:
             return "no tensor was made on the GPU"
         missing = ["gradients"] if "backward" not in self._tracker.highest else []
@@ -278,11 +315,15 @@ def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
 
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. A tensor that is made
-    without a device lies on the GPU. Values do not exist: `.item()` gives 0, and `torch.save`
-    writes nothing. Raises UserError for a model that was built outside, with the operator's name
-    where the program cannot be followed without values, and for what is not simulated:
-    flex_attention, tensor parallelism, torch.compile in other modes than its default, for shapes
-    that vary, or of most convolutions (`simulated_compile.py`). DistributedDataParallel and FSDP2
-    are, as one of their processes (`process.py`). What PyTorch refuses raises its own errors.
+    without a device lies on the GPU. Values do not exist: `.item()`, `float()` and comparisons see
+    zeros, which a line and the remark say, and `torch.save` writes nothing. A program that ends
+    with an error is cut off there: no verdict but `too large` is known then. Inside,
+    `torch.cuda.max_memory_allocated()` leaves out the libraries' workspaces, which
+    `peak_allocated_gib` has. Raises UserError for a model that was built outside, with the
+    operator's name where the program cannot be followed without values, and for what is not
+    simulated: flex_attention, tensor parallelism, torch.compile in other modes than its default,
+    for shapes that vary, or of most convolutions (`simulated_compile.py`). DistributedDataParallel
+    and FSDP2 are, as one of their processes (`process.py`). What PyTorch refuses raises its own
+    errors.
     """
     return SimulatedGpu(find_gpu(gpu))

@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
+from lsai_core.prediction.no_values import READS, NoValues
 from lsai_core.profiling.gpus import Gpu
 
 CPU = torch.device("cpu")
@@ -36,11 +37,12 @@ _MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
 
 class OnGpu(TorchFunctionMode):
     """Turns `cuda` into where tensors are, and tells `tracker` what a program has on the host: what
-    it sends there, makes of numbers, or makes with the device "cpu", in words."""
+    it sends there, makes of numbers, or makes with the device "cpu", in words; and `values` that it
+    reads one."""
 
-    def __init__(self, tracker: Places) -> None:
+    def __init__(self, tracker: Places, values: NoValues) -> None:
         super().__init__()
-        self._tracker = tracker
+        self._tracker, self._values = tracker, values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -54,6 +56,8 @@ class OnGpu(TorchFunctionMode):
             raise UserError(
                 "simulated_gpu has no values for NumPy; .item() and .tolist() give zeros"
             )
+        if func in READS and isinstance(args[0], FakeTensor):
+            self._values.read()
         if (
             func is torch.Tensor.__format__
             and isinstance(args[0], FakeTensor)
@@ -131,9 +135,10 @@ def _is_cpu(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
+def presented(gpu: Gpu, memory: SimpleNamespace, values: NoValues) -> Iterator[None]:
     """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
-    in bytes, for what programs ask of `torch.cuda`."""
+    in bytes, for what programs ask of `torch.cuda`. `values` is told what they want to read or
+    save."""
     from torch.nn.attention import flex_attention
 
     changed = [
@@ -147,7 +152,7 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
         (torch._subclasses, "FakeTensor", _Nothing),
         (FakeTensor, "tolist", _zeros),
         (torch._subclasses.fake_tensor.log, "disabled", True),  # it repeats what is raised
-        (torch, "save", lambda *_arguments, **_options: None),  # there are no values to save
+        (torch, "save", values.save),
         (torch.cuda.memory, "memory_stats_as_nested_dict", lambda *_, **__: _statistics(memory)),
         (DataLoader, "_get_iterator", _in_this_process),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
@@ -156,6 +161,8 @@ def presented(gpu: Gpu, memory: SimpleNamespace) -> Iterator[None]:
     with attributes_as(changed), warnings.catch_warnings():
         # deepcopy asks a tensor for its address
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        # float() of a loss, at a line of this file
+        warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
         # a data loader, which finds no accelerator to pin memory for
         warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
         # a compiled module, which is told of the simulation's hooks as well

@@ -20,6 +20,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -28,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from lsai_core.base.errors import UserError
+from lsai_core.base.errors import UserError, forget_frames
 from lsai_core.profiling.live_tensors import LiveTensors
 from lsai_core.profiling.memory import (
     CAUSES,
@@ -43,6 +44,8 @@ from lsai_core.profiling.trace import KernelEvent, kernel_events, top_kernels
 GIB = 2**30
 MEMORY_STEP, FIRST_TRACED, TRACED = 1, 3, 2
 STEPS = FIRST_TRACED + TRACED + 1  # that a whole answer needs
+# Whose frames an error in the loop does not show.
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -169,10 +172,12 @@ class StepWatch:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         self._hooks.close()
         self._tracking.close()
         self._tracing.close()
+        if error is not None:
+            forget_frames(error, _FOLDERS)
 
     @property
     def on_gpu(self) -> bool:

@@ -50,7 +50,7 @@ def kernel_lead(times: pd.DataFrame, kernel: str) -> pd.DataFrame:
     it, else "tie"."""
     shape = list(SHAPE)
     ours = times[times["backend"] == kernel].set_index(shape)
-    others = times[times["backend"] != kernel]
+    others = times[times["backend"] != kernel].reset_index(drop=True)
     rival = others.loc[others.groupby(shape)["ms"].idxmin()].set_index(shape)
     lead = ours.join(rival.add_prefix("rival_"), how="inner").reset_index()
     lead["lead"] = lead["rival_ms"] / lead["ms"]

@@ -51,11 +51,8 @@ def training_loss(runs: pd.DataFrame, last: int = LAST_STEPS) -> pd.Series:
     """Of each row of `lab.load`, with its index, the mean training loss of its `last` steps (of
     all, if it took fewer); missing where it recorded none, or one of them is no number. Read from
     `metrics.jsonl`."""
-    found = {
-        place: _losses(run)["loss"].tail(last).mean(skipna=False)
-        for place, run in runs["run"].items()
-    }
-    return pd.Series(found, dtype=float)
+    found = [_losses(run)["loss"].tail(last).mean(skipna=False) for run in runs["run"]]
+    return pd.Series(found, index=runs.index, dtype=float)
 
 
 def loss_by_pass(runs: pd.DataFrame) -> pd.DataFrame:
@@ -64,7 +61,8 @@ def loss_by_pass(runs: pd.DataFrame) -> pd.DataFrame:
 
     A step belongs to the pass in which its first sequence lies.
     """
-    read, rows = text_read(runs), []
+    runs, rows = runs.reset_index(drop=True), []
+    read = text_read(runs)
     for place, run in runs.iterrows():
         losses = _losses(run["run"])
         in_a_pass = read.loc[place, "tokens"] / read.loc[place, "passes"]

@@ -21,6 +21,7 @@ from lsai_lab.runs.result_names import is_timed, more_is_better, require_known
 # that study lies 0.4 to 4.1 % apart (`lab.session_differences`): comparing them needs more.
 SESSION_SPREAD = 0.017
 ENDS = ("", "_low", "_high")
+CALM = "undisturbed"  # in a frame's attributes: by `run`, where these are fewer than `n`
 _MOST = 5  # names in a line
 VARIANT = ("machine", "variant", "label")
 _FACTS = ("outcome", "reason", "run")  # of a row's first run
@@ -36,23 +37,30 @@ def over_repeats(metric: str, values: pd.Series) -> float:
     return float(values.mean() if metric.endswith(_QUALITY) else values.median())
 
 
+def is_quality(metric: str) -> bool:
+    """Whether a column is a loss or perplexity, which depends on the text and the seed."""
+    return metric == "loss" or metric.endswith(_QUALITY)
+
+
 def summarize(
     runs: pd.DataFrame, metrics: str | Sequence[str], by: str | Sequence[str] = VARIANT
 ) -> pd.DataFrame:
     """One row per variant and machine, in the order of `runs`: `by`, `n` (good repeats with a
     value, the most of any metric), `outcome` (ok if any ended so), `reason`, `run` (the folder of
-    the first run with a value of the first metric that any has), `disturbed` (how many of the good
-    repeats shared their machine or spread far, so that their speeds compare poorly), and for each
-    metric its figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no
-    good run has it.
+    the first run with a value of the first metric that any has), `disturbed` (how many of the
+    variant's good repeats, also of those that lack the metrics and do not count in `n`, shared
+    their machine or spread far, so that their speeds compare poorly), and for each metric its
+    figure over the good repeats, `<metric>_low` and `<metric>_high`; missing where no good run has
+    it.
 
     The figure of losses and perplexities is the mean, of all else the median; speeds and times are
     those of the repeats that were not disturbed, where there are some. Repeats are runs of the same
-    settings but for the seed, on one machine. So `study`, `part`, `machine` and `variant` split the
-    rows, too, as columns, where a metric was measured in several, and `dataset`, where repeats have
-    losses on several texts; own runs that `lab.load(..., mine=True)` or `lab.sweep` gave are split
-    by `differs`. UserError for a metric that no run can have or that is no number, a column of `by`
-    that is not there, and rows that are summaries already.
+    settings but for the seed, on one machine; a run counts once, however often it stands there. So
+    `study`, `part`, `machine` and `variant` split the rows, too, as columns, where a metric was
+    measured in several, and `dataset`, where repeats have losses on several texts; own runs that
+    `lab.load(..., mine=True)` or `lab.sweep` gave are split by `differs`. UserError for a metric
+    that no run can have or that is no number, a column of `by` that is not there, and rows that are
+    summaries already.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> row = lab.summarize(runs, "tokens_per_s").set_index("variant").loc["bf16"]
@@ -66,6 +74,7 @@ def summarize(
         raise UserError("these rows are summaries already: give runs, as lab.load(...) gives them")
     if not by:
         raise UserError("by needs a column at least; without it each variant has its row")
+    runs = _each_once(runs)
     values = pd.DataFrame({name: _measured(runs, name) for name in metrics}, index=runs.index)
     several = (*_APART, "machine", "variant")
     apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
@@ -79,9 +88,26 @@ def summarize(
         rows.append(row | _figures(group, values.loc[group.index]))
     found = [f"{metric}{end}" for metric in metrics for end in ENDS]
     frame = Frame(rows, columns=[*groups, "n", *_FACTS, "disturbed", *found])
+    frame.attrs |= runs.attrs  # why there are none
     # a part that measures other things adds no row to a variant that another part tells
     told = frame.groupby(by, sort=False)["n"].transform("max") > 0
-    return frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
+    found_rows = frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
+    some = found_rows[(found_rows["disturbed"] > 0) & (found_rows["disturbed"] < found_rows["n"])]
+    # what a table says of `n` once the column `disturbed` is gone
+    found_rows.attrs[CALM] = dict(zip(some["run"], some["n"] - some["disturbed"], strict=True))
+    return found_rows
+
+
+def _each_once(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows with an index of their own, for frames that were put together; of a run that stands
+    there several times (copied as a repeat of the same settings, or from two frames) the first."""
+    what = ("machine", *_APART, "variant", "key", "outcome")
+    same = [name for name in what if name in runs]
+    if "key" in runs:
+        runs = runs[~runs.duplicated(same) | runs["key"].isna()]
+    runs = runs.reset_index(drop=True)
+    # recorded runs beside own ones have none, and a group of none would be lost
+    return runs.assign(differs=runs["differs"].fillna("")) if "differs" in runs else runs
 
 
 def _measured(runs: pd.DataFrame, metric: str) -> pd.Series:
@@ -243,12 +269,13 @@ def pareto(
         [cost, gain], ascending=[True, not larger]
     )
     gains = ordered[gain] if larger else -ordered[gain]
-    front: list[Any] = []  # index labels
-    for row in ordered.index[gains > gains.cummax().shift().fillna(-float("inf"))]:
-        while front and rows.loc[row, cost] < (1 + same) * rows.loc[front[-1], cost]:
+    better = (gains > gains.cummax().shift().fillna(-float("inf"))).to_numpy()
+    costs, front = ordered[cost].to_numpy(), list[int]()  # places: labels may stand there twice
+    for place in better.nonzero()[0]:
+        while front and costs[place] < (1 + same) * costs[front[-1]]:
             front.pop()
-        front.append(row)
-    return rows.loc[front]
+        front.append(int(place))
+    return ordered.iloc[front]
 
 
 def say_disturbed(rows: pd.DataFrame, metric: str) -> None:

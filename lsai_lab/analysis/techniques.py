@@ -36,8 +36,8 @@ def single_changes(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     work = work_of(runs)
     ranked = rows[~rows["variant"].map(work.apply(tuple, axis=1)).duplicated()]
     found = []
-    for place, before in ranked.iterrows():
-        for _, after in ranked.loc[place:].iloc[1:].iterrows():
+    for place, (_, before) in enumerate(ranked.iterrows()):
+        for _, after in ranked.iloc[place + 1 :].iterrows():
             differs = work.loc[before["variant"]] != work.loc[after["variant"]]
             if differs.sum() == 1:
                 speed = after["tokens_per_s"] / before["tokens_per_s"]

@@ -26,13 +26,17 @@ BATCH = "{}"
 
 
 def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool) -> bool:
-    """Run the script on a simulated `gpu` and print what it would take. False if it does not fit.
+    """Run the script on a simulated `gpu` and print what it would take. False if it does not fit,
+    or was stopped before that was known.
 
-    The script's own errors are its own: they end it with their traceback. UserError where it made
+    The script's own errors are its own: they end it with their traceback, behind the figures up to
+    there. UserError where it made
     no tensor, for what cannot be simulated, and for what PyTorch refuses (with the script's line).
     """
     _require(path)
-    found = _run(path, arguments, gpu)
+    found, error = _run(path, arguments, gpu)
+    if error is not None and not found.memory:
+        raise error
     if not found.memory:
         raise UserError(
             f"--script {path} made no tensor on a GPU; does it need arguments (-- ...)?"
@@ -41,7 +45,9 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
         print(json.dumps(_figures(found), indent=1))
     else:
         _print(found)
-    return found.fits
+    if error is not None:
+        raise error
+    return bool(found.fits)
 
 
 def largest_batch_of(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool) -> None:
@@ -74,12 +80,27 @@ def _require(path: Path) -> None:
         raise UserError(f"--script {path}: no such file")
 
 
-def _run(path: Path, arguments: Sequence[str], gpu: Gpu) -> Any:
+def _run(path: Path, arguments: Sequence[str], gpu: Gpu) -> tuple[Any, Exception | None]:
+    """What was seen of the script, and the error that ended it; a person may end it, too."""
     from lsai_core.prediction.gpu_context import SimulatedGpu
 
-    with SimulatedGpu(gpu) as found, contextlib.suppress(Enough, KeyboardInterrupt), few_steps():
-        _execute(path, arguments)
-    return found
+    found, ended = SimulatedGpu(gpu), None
+    try:
+        with found, contextlib.suppress(Enough), few_steps():
+            _execute(path, arguments)
+    except KeyboardInterrupt as error:
+        found.cut_off(_line_in(path, error), error)
+    except Exception as error:
+        ended = error
+        found.cut_off(_line_in(path, error.__cause__ or error), error.__cause__ or error)
+    return found, ended
+
+
+def _line_in(path: Path, error: BaseException) -> int | None:
+    """The last line of the script that led to the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines else None
 
 
 class Enough(BaseException):
@@ -114,10 +135,10 @@ def _execute(path: Path, arguments: Sequence[str]) -> None:
         if end.code not in (None, 0):
             raise UserError(f"--script {path} ended with {end.code}") from None
     except RuntimeError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        line = _line_in(path, error)
+        where = "" if line is None else f", line {line}"
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"--script {path}{lines[-1] if lines else ''}: {reason}") from error
+        raise UserError(f"--script {path}{where}: {reason}") from error
     finally:
         sys.argv, sys.path[0] = before
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lsai_core.base.errors import UserError, hint
+from lsai_core.base.errors import UserError, did_you_mean
 from lsai_core.base.plugins import own_fault
 from lsai_core.config.model import PRESETS, ModelConfig
 from lsai_core.config.train import TrainConfig
@@ -52,7 +52,8 @@ def meant(what: str) -> Source | Run:
             f"no run and no folder {what!r}; for a model of Hugging Face name the folder of its "
             f'{CONFIG}: hf="folder"'
         )
-    raise UserError(f"no preset, study, variant or run {what!r}{hint(what, _known())}")
+    near = did_you_mean(what, _known()) or f"presets: {', '.join(PRESETS)}"
+    raise UserError(f"no preset, study, variant or run {what!r}; {near}")
 
 
 def source_of(what: Any, named: Mapping[str, Any]) -> Any:

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
-from lsai_core.base.tables import Part, values
+from lsai_core.base.tables import Part, value, values
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
-from lsai_lab.report.load import AnyRun, all_runs, folder_of, machine_name
+from lsai_lab.report.load import TRAININGS, AnyRun, all_runs, folder_of, machine_name
 from lsai_lab.runs.difference import (
     RESULTS,
     Difference,
@@ -29,6 +29,7 @@ _NUMBERS = ("second / first", "second - first")
 _HEADS = ("what", "first", "second", *_NUMBERS)
 _ENDS = ("first_low", "first_high", "second_low", "second_high")
 _SIDES = (("first", "first_low", "first_high"), ("second", "second_low", "second_high"))
+_KINDS = dict.fromkeys(TRAININGS, "training")
 _REPEATS = (*_HEADS, *_ENDS, "within_spread")
 
 
@@ -57,6 +58,21 @@ class Comparison(Shown):
             return "both are the same run"
         of_one = self._runs[1].folder in [run.folder for run in self._repeats[0]]
         return "these are two repeats of one setting" if of_one else ""
+
+    @property
+    def _kinds(self) -> str:
+        """That the two are of two kinds, whose settings have other names; else nothing."""
+        kinds = [run.summary.kind for run in self._runs]
+        if kinds[0] == kinds[1]:
+            return ""
+        return f"these are two kinds of run, {' and '.join(kinds)}, whose settings do not compare"
+
+    @property
+    def _frame_of_it(self) -> pd.DataFrame:
+        """The results as they are shown, of all repeats where there are several."""
+        shown = _table("", self.repeats if len(self.repeats) else self.results)
+        rows = [[value(cell) for cell in row] for row in shown.rows]
+        return Frame(rows, columns=list(shown.heads))
 
     @property
     def _peaks(self) -> str:
@@ -95,9 +111,10 @@ class Comparison(Shown):
                 ("first", "second"), self._runs, self._repeats, strict=True
             )
         ]
-        parts = [Part("", ("", "run", "machine", "outcome"), names, note=self._same)]
+        note = self._same or self._kinds
+        parts = [Part("", ("", "run", "machine", "outcome"), names, note=note)]
         apart = "" if self._same else differing(len(self.settings), "setting")
-        parts.append(_table(apart, self.settings))
+        parts.append(_table(apart, self.settings, folded=bool(self._kinds)))
         several = len(self.repeats) > 0
         said = [*self._found.remark.splitlines(), *([self._peaks] if several else [])]
         remark = "\n".join(filter(None, dict.fromkeys(said)))
@@ -152,4 +169,10 @@ def compare(*runs: AnyRun | Sequence[AnyRun] | pd.DataFrame) -> Comparison:
             f"lab.compare(a, b) takes two runs, not {len(asked)}; lab.curves(a, b, c) draws several"
         )
     one, other = (opened(folder, machine_of(folder)) for folder in map(folder_of, asked))
+    kinds = [_KINDS.get(run.summary.kind, run.summary.kind) for run in (one, other)]
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"lab.compare takes two runs of one kind: {one.summary.id} is of kind {kinds[0]}, "
+            f"{other.summary.id} of kind {kinds[1]}"
+        )
     return Comparison(one, other)

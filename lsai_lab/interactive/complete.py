@@ -20,7 +20,7 @@ from lsai_core.base.shown import Shown
 from lsai_core.config.model import PRESETS
 from lsai_core.config.strict import Strict, dotted
 from lsai_core.config.train import LOSSES, TrainConfig
-from lsai_core.profiling.gpus import GPUS, find_gpu
+from lsai_core.profiling.gpus import ALL_GPUS, find_gpu
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.data.local import SUFFIXES
 from lsai_lab.data.prepare import KINDS
@@ -236,7 +236,7 @@ def _named(asked: _Asked) -> Iterable[str]:
     from lsai_lab.report.explore.scripts import NAMES
 
     known: dict[Any, Callable[[], Iterable[str]]] = {
-        find_gpu: lambda: [gpu.name for gpu in GPUS],
+        find_gpu: lambda: [gpu.name for gpu in ALL_GPUS],
         lsai_lab.draw: drawings,
         lsai_lab.explore: lambda: NAMES,
         lsai_lab.judged: load_claims,
@@ -322,7 +322,7 @@ _KINDS: dict[str, Callable[[_Asked], Iterable[Any] | None]] = {
     "tags": _tags,
     **dict.fromkeys(("note", "prompt"), lambda _: ()),
     "what": _questions,
-    "gpu": lambda _: [gpu.name for gpu in GPUS],
+    "gpu": lambda _: [gpu.name for gpu in ALL_GPUS],
     "largest": lambda _: ("batch", "length"),
     "numerics": lambda _: get_args(Numerics),
     **dict.fromkeys(("overrides", "over"), _settings),

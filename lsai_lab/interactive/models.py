@@ -141,8 +141,14 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
 def _exported(run: AnyRun) -> Path:
     folder = folder_of(run)
     if not (folder / "model" / "config.json").is_file():
-        summary = opened(folder).summary
+        found = opened(folder)
+        summary = found.summary
         if summary.kind not in ("train", "unknown"):
             raise UserError(f"{summary.id} is of kind {summary.kind}: it trained no model")
-        raise UserError(f"{folder.name} exported no model; run it with {_EXPORT}")
+        if not found.config.get("checkpoint", {}).get("export"):
+            raise UserError(f"{folder.name} exported no model; run it with {_EXPORT}")
+        if summary.outcome == "unfinished":
+            why = f"{summary.reason}; execute() ends with its export"
+            raise UserError(f"{folder.name} has no model yet: {why}")
+        raise UserError(f"{folder.name} exported no model: its outcome is {summary.outcome}")
     return folder / "model"

@@ -33,9 +33,16 @@ def as_nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     papermill reads `1e-3` as YAML 1.1 does, as a text."""
     changes: dict[str, Any] = {}
     for key, value in flatten(dict(overrides)).items():
-        read = parse_value(value) if isinstance(value, str) else value
+        read = parse_value(value) if isinstance(value, str) else plain(value)
         changes = deep_merge(changes, nested(key, read))
     return changes
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy or torch as one of Python, an array of them as a list; all else as it
+    is."""
+    is_array = hasattr(value, "tolist") and hasattr(value, "dtype")
+    return value.tolist() if is_array else value
 
 
 def _own_name(name: str) -> str:

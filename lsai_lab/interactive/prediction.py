@@ -88,6 +88,10 @@ class Predicted(Shown):
         """Whether it fits one of the GPUs."""
         return bool((self.gpus["verdict"] != "too large").any())
 
+    @property
+    def _frame_of_it(self) -> pd.DataFrame:
+        return self.gpus
+
     def plot(self) -> Picture:
         """The memory of a simulated step by cause, of the first process, without messages and
         libraries. Takes as long as the prediction."""

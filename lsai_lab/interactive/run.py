@@ -158,7 +158,7 @@ class Run(Shown):
     @property
     def kernels(self) -> pd.DataFrame:
         """The kernels with the most time. UserError if nothing was traced."""
-        return Frame(load.kernels(self.folder))
+        return load.kernels(self.folder)
 
     @property
     def phases(self) -> pd.DataFrame:
@@ -375,7 +375,8 @@ class Run(Shown):
             str(self.folder),
         )
         lines = [about, *filter(None, told)]
-        if len(line := ", ".join(lines)) <= WIDTH or not changed:
+        short = (", ".join(lines), ", ".join(lines[:-1]) if not changed else "")
+        if line := next((line for line in short if 0 < len(line) < WIDTH), ""):
             return line
         return wrapped("\n  ".join(lines), "    ")
 

@@ -10,9 +10,12 @@ from lsai_lab.report.show import Picture
 from lsai_lab.report.timelines import memory_picture
 from lsai_lab.runs.frames import Frame, Values
 
+_TITLE = "Memory over the steps by cause, without libraries"
+
 
 class Simulated(SimulatedGpu):
-    """A context, and afterwards `verdict` (`fits`, `tight` or `too large`), `fits`,
+    """A context, and afterwards `verdict` (`fits`, `tight`, `too large`, or `cut off` after an
+    error), `fits` (None if cut off),
     `peak_allocated_gib`, `peak_reserved_gib` (what must fit), `phases` (peak GiB of each), `memory`
     (GiB by cause at the highest moment), `operators` (of these, what each operator made), `moments`
     (GiB by cause after each operator), `remark` (what a whole training step has beyond what ran),
@@ -52,7 +55,7 @@ class Simulated(SimulatedGpu):
         closed."""
         self._done()
         moments = [(moment.phase, moment.bytes_of) for moment in super().moments]
-        return Picture(memory_picture(moments, title="Memory over the steps by cause"))
+        return Picture(memory_picture(moments, title=_TITLE))
 
 
 def simulated_gpu(gpu: str | float = "h100") -> Simulated:
@@ -69,7 +72,14 @@ def simulated_gpu(gpu: str | float = "h100") -> Simulated:
     >>> gpu.verdict, gpu.peak_allocated_gib < 1
     ('fits', True)
 
-    It is `lsai_core.simulated_gpu`, whose help says what is not simulated, with frames. UserError
+    Tensors have no values: `.item()`, `float()` and comparisons see zeros (a loop that ends at a
+    small loss ends at once, a log gets zeros), NumPy gets an error, `torch.save` writes nothing.
+    After an error the figures are those up to its line, and `fits` is None. Inside,
+    `torch.cuda.max_memory_allocated()` leaves out `libraries`, which `peak_allocated_gib` has.
+    Not simulated: flex_attention, tensor parallelism, FSDP1, DataParallel, and of torch.compile
+    other modes than its default, varying shapes and most convolutions.
+
+    It is `lsai_core.simulated_gpu`, with frames. UserError
     for an unknown GPU, and with the operator's name where the program cannot be followed.
     """
     return Simulated(find_gpu(gpu_words(gpu) or ""))

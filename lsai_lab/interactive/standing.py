@@ -1,5 +1,7 @@
 """Where a run stands, in words."""
 
+from pathlib import Path
+
 import pandas as pd
 
 from lsai_lab.runs.find import going_on, has_begun
@@ -24,9 +26,18 @@ def standing(run: Run, rows: pd.DataFrame, has_steps: bool) -> str:
     stopped = summary.outcome == "preempted"
     how = "stopped" if stopped else summary.outcome
     why = f" ({summary.reason})" if summary.reason and not stopped else ""
-    kept = sorted(folder.glob("checkpoint-*")) or sorted(folder.glob("sharded-*"))
     rest = ""
     if steps and summary.outcome in ("unfinished", "preempted", "failed", "timeout"):
-        begins = "from its checkpoint" if kept else "from the beginning, for it has no checkpoint"
+        kept = _kept(folder)
+        begins = f"from its checkpoint of step {kept}"
+        if kept is None:
+            begins = "from the beginning, for it has no checkpoint"
         rest = f"; execute() goes on {begins}"
     return f"{how}{why}: {done}{rest}" if stopped else f"{how}{why}; {done}{rest}"
+
+
+def _kept(folder: Path) -> int | None:
+    """After how many steps the newest whole checkpoint was saved."""
+    whole = [path.stem for path in folder.glob("checkpoint-????????.json")]
+    whole += [path.parent.name for path in folder.glob("sharded-????????/complete.json")]
+    return max((int(name.rpartition("-")[2]) for name in whole), default=None)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lsai_core.base.errors import UserError
 from lsai_core.config.strict import deep_merge
-from lsai_lab.interactive.planning import about, as_nested, first_part
+from lsai_lab.interactive.planning import about, as_nested, first_part, plain
 from lsai_lab.launch.stop import Interrupted, Stopped
 from lsai_lab.project.files import listed
 from lsai_lab.report.load import frame_of_runs
@@ -44,8 +44,9 @@ def sweep(
 
     `variants`: one, several, or patterns of them. The other arguments are those of `lab.open_run`,
     for all. All settings are checked before the first run begins; a run that fails is a row with
-    its outcome. The stop button ends the training that goes on at its next step; the same call goes
-    on from there. Raises UserError for a wrong name or value.
+    its outcome. Over `seed` the repeats that a study plans are left out: they are the next seeds.
+    The stop button ends the training that goes on at its next step; the same call goes on from
+    there. Raises UserError for a wrong name or value.
 
     >>> rates = {"optim.lr": [1e-3, 3e-3]}
     >>> tries = lab.sweep("memory", "bf16", rates, profile="quick", overrides={"steps": 4})
@@ -95,7 +96,8 @@ def plan_sweep(
         varied = dict(zip(axes, values, strict=True))
         changes = deep_merge(as_nested(overrides), as_nested(varied))
         for run in session.plan(study, only=list(variants), parts=[part], overrides=changes):
-            planned.setdefault(run.folder, (run, varied))
+            if run.id.repeat == 0 or "seed" not in axes:  # repeats are runs with the next seeds
+                planned.setdefault(run.folder, (run, varied))
     if not planned:
         raise UserError(f"part {part} of study {study} measures none of {', '.join(variants)}")
     return list(planned.values())
@@ -112,7 +114,7 @@ def called(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> dict[Path, s
 def _values(given: Any) -> list[Any]:
     """The values of a setting; a number or a text is one."""
     many = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
-    return list(given) if many else [given]
+    return [plain(each) for each in given] if many else [plain(given)]
 
 
 def frame_of(planned: Sequence[tuple[PlannedRun, dict[str, Any]]]) -> pd.DataFrame:

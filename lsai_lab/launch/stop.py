@@ -18,6 +18,7 @@ from lsai_core.base.errors import UserError
 # Slurm is configured with RequeueExit=99 it requeues such a job even if it was submitted with
 # --no-requeue.
 PREEMPTED_EXIT = 75
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(Exception):
@@ -62,7 +63,8 @@ class StopRequest:
             self.deadline = 0.0
 
     def pass_on(self, child_pid: int) -> None:
-        """Send the signal, once, to the notebook's process `child_pid`; Ctrl-C as SIGTERM."""
+        """Send the signal, once, to the notebook's process `child_pid`; Ctrl-C as SIGTERM. One that
+        still begins has it blocked (`lsai_lab.runs.engine`), and takes it once it can."""
         if self.number is None or child_pid in self._told:
             return
         self._told.add(child_pid)

@@ -16,12 +16,22 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.tables import value as shown_value
-from lsai_lab.analysis.summary import require_columns, say_disturbed
+from lsai_core.config.affects import names_that_affect
+from lsai_core.config.train import TrainConfig
+from lsai_lab.analysis.summary import is_quality, require_columns, say_disturbed
 from lsai_lab.report.colors import COLORS
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
+from lsai_lab.runs.find import say
+from lsai_lab.runs.no_rows import why_empty
 
+MOST_BARS = 40  # that a reader tells apart
 MARKED = 40  # points of a line: with fewer, each has a marker
+MOST_TOLD = 5  # settings in a line
+_SETTINGS = {
+    *names_that_affect(TrainConfig, "result"),
+    *names_that_affect(TrainConfig, "speed"),
+}
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
 _LOSSES = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}
 # Inches: of the text, and of one panel, which a phone shows whole and a column of the PDF at 5/6.
@@ -54,13 +64,16 @@ def bars(
     `axis`: what the values are, with their unit (default: the column); `scale`: what they are
     multiplied by. `text` is a format of the scaled value, where `{ratio}` is the value over that of
     the first row (default: three digits). `low`, `high`: columns of the ends of a range. `color`:
-    one, or one a row.
+    one, or one a row. Each bar names its machine, too, where `frame` has several in its column
+    `machine`. UserError for more than 40 rows.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> fig = lab.bars(lab.summarize(runs, "tokens_per_s"), "label", "tokens_per_s")
     """
     require_columns(filter(None, (label, value, low, high)), frame)
-    _require_colors(color, len(frame))
+    if not len(frame):
+        raise UserError(f"nothing to draw: {why_empty(frame) or 'the frame has no rows'}")
+    _require_readable(color, len(frame))
     say_disturbed(frame, value)
     axes = _axes(ax, height=0.6 + 0.23 * len(frame))
     values = _numbers(frame, value) * scale
@@ -83,7 +96,7 @@ def bars(
             fontsize=8.5,
             bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
         )
-    axes.set_yticks(places, [str(each) for each in frame[label]])
+    axes.set_yticks(places, _with_machines(frame, label))
     axes.set(xlabel=axis or value)
     axes.xaxis.set_major_formatter(lambda at, _: shown_value(at).replace("-", "−"))
     wide = len(axes.figure.axes)  # panels beside each other have less room for the words
@@ -107,7 +120,9 @@ def lines(
     styles: Mapping[str, Mapping[str, Any]] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A line a value of `series`, in the order of their first rows, over `x`.
+    """A line a value of `series`, in the order of their first rows, over `x`. The axis of `y`
+    begins at 0, but for losses. Where a line joins runs, rows of `lab.load`, that differ in other
+    settings, too, a line of text says in which.
 
     `axis`: the names of both axes, with units (default: the columns); `log`: the logarithmic ones
     ("x", "y", "xy"). A line's name stands at its right end, `legend=True`: below the figure.
@@ -117,6 +132,7 @@ def lines(
     >>> fig = lab.lines(steps, "step", "loss", "run")
     """
     require_columns((x, y, series), frame)
+    _say_what_differs(frame, x, y, series)
     axes = _axes(ax, height=2.6)
     ends = []
     for place, (name, rows) in enumerate(frame.groupby(series, sort=False)):
@@ -138,8 +154,10 @@ def lines(
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: thousands(value))
             axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_ylim(bottom=min(0, frame[y].min()))
+    elif not is_quality(y):  # losses lie far from 0, and near each other
+        low, high = min(0, frame[y].min()), axes.get_ylim()[1]
+        room = 0.03 * (frame[y].max() - low)  # for whole markers
+        axes.set_ylim(low, max(high, frame[y].max() + room))
     if legend:
         most = 4 if _figure(axes).get_figwidth() > ALONE else 2
         axes.figure.legend(loc="outside lower center", ncols=min(most, len(ends)))
@@ -181,6 +199,42 @@ def stacked(
     return _figure(axes)
 
 
+def _with_machines(frame: pd.DataFrame, label: str) -> list[str]:
+    """The labels of the rows; with the machine of each where there are several."""
+    labels = [str(each) for each in frame[label]]
+    if label == "machine" or "machine" not in frame or frame["machine"].nunique() < 2:
+        return labels
+    pairs = zip(labels, frame["machine"], strict=True)
+    return [each if str(on) in each else f"{each}, {on}" for each, on in pairs]
+
+
+def _say_what_differs(frame: pd.DataFrame, x: str, y: str, series: str) -> None:
+    """Print in which settings runs differ that a line joins, beside what the chart shows."""
+    if "run" not in frame or "key" not in frame:
+        return  # no runs
+    drawn, shown = frame.dropna(subset=[x, y]), (x, y, series)
+    names = [name for name in frame if name not in shown and _is_setting(str(name), shown)]
+    lines_of = drawn[series].to_numpy()
+    several = drawn[names].astype(str).groupby(lines_of, sort=False).nunique().max()
+    found = (str(name).removeprefix("config.") for name in names if several[name] > 1)
+    differ = list(dict.fromkeys(found))
+    if differ:
+        more = f" and {len(differ) - MOST_TOLD} more" if len(differ) > MOST_TOLD else ""
+        told = f"{', '.join(differ[:MOST_TOLD])}{more}"
+        say(f"a line joins runs that differ in more than {x}: {told}")
+
+
+def _is_setting(name: str, shown: Sequence[str]) -> bool:
+    """Whether a column of `lab.load` is the machine or a setting that matters, and no part of a
+    shape of the model that is shown."""
+    setting = name.removeprefix("config.")
+    if any(each.removeprefix("config.") == setting for each in shown):
+        return False
+    if setting.startswith("model.") and any(each.startswith("model.") for each in shown):
+        return False
+    return name == "machine" or setting in _SETTINGS
+
+
 def _words(text: str | None, value: float, ratio: float) -> str:
     """What stands at the end of a bar. UserError for a format that is none."""
     if not text:
@@ -202,8 +256,11 @@ def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
         raise UserError(f"{name!r} is no column of numbers, and bars show numbers") from None
 
 
-def _require_colors(color: str | Sequence[str], rows: int) -> None:
-    """UserError for what is no colour, or not one a row."""
+def _require_readable(color: str | Sequence[str], rows: int) -> None:
+    """UserError for too many bars, for what is no colour, or not one a row."""
+    if rows > MOST_BARS:
+        cure = "choose rows with query, or one a variant with lab.summarize"
+        raise UserError(f"{rows} bars are too many to read, {MOST_BARS} the most; {cure}")
     if is_color_like(color):
         return
     found = [color] if isinstance(color, str) else list(color)

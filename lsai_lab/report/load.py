@@ -29,7 +29,7 @@ from lsai_lab.project.files import listed, reading_root, shown_path
 from lsai_lab.runs.departures import departures
 from lsai_lab.runs.difference import planned_profile
 from lsai_lab.runs.find import begun, find_folder, has_begun, machine_of, opened, say
-from lsai_lab.runs.frames import Frame
+from lsai_lab.runs.frames import NOTE, Frame
 from lsai_lab.runs.plain import in_frame
 from lsai_lab.runs.records import (
     Run,
@@ -42,6 +42,7 @@ from lsai_lab.runs.records import (
 )
 from lsai_lab.runs.schema import ABOUT, BOTH, DERIVED, FIRST, IDENTITY
 from lsai_lab.runs.session import Session, current_runs
+from lsai_lab.runs.shown_columns import kept_words
 from lsai_lab.runs.story import place, tells
 from lsai_lab.runs.study import labels, study_names
 
@@ -100,9 +101,10 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     `main`: whether the run is one of those that tell the story: of each part of a study the
     committed ones of the machine that the study names (`recorded_on`), else of the one with the
     most runs (without any, all). `gpu` is a short name (`H100`, `CPU`), `label` the variant's name
-    for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run,
-    whatever its settings, no committed ones, and a column `differs`: in which settings, and which
-    profile, from what its study plans on its machine. Raises UserError for an unknown study.
+    for people, `run` the run's folder, for `steps` and `kernels`. `mine=True`: every own run, the
+    newest last, whatever its settings, no committed ones, and a column `differs`: in which
+    settings, and which profile, from what its study plans on its machine. Raises UserError for an
+    unknown study.
 
     >>> runs = lab.load("memory")
     >>> fast = runs[(runs["tokens_per_s"] > 5e5) & (runs["machine"] == "h200")]
@@ -112,8 +114,10 @@ def load(*studies: str | Sequence[str], mine: bool = False) -> pd.DataFrame:
     asked = [name for one in studies for name in listed(one)]
     names = _known(asked)
     every_profile = session().profile_name is None
+    if not isinstance(mine, bool):
+        raise UserError(f'mine is True or False: lab.load("memory", mine=True), not {mine!r:.80}')
     own = (
-        find_runs(session().runs_root)
+        sorted(find_runs(session().runs_root), key=lambda run: run.summary.started or "~")
         if mine
         else [run for name in names for run in current_runs(session(), name, every_profile)]
     )
@@ -248,7 +252,9 @@ def kernels(run: AnyRun) -> pd.DataFrame:
     """
     found = finished_run(run)
     if len(found.kernels):
-        return Frame(found.kernels.map(in_frame))
+        kept = Frame(found.kernels.map(in_frame))
+        kept.attrs[NOTE] = kept_words(kept, found.summary.results.get("gpu_busy_ms"))
+        return kept
     how = 'overrides={"profile.trace": True}, or --set profile.trace=true'
     said = f"{found.summary.id} was not traced, so no kernels are known; use {how}"
     if found.config.get("profile", {}).get("trace"):

@@ -7,6 +7,7 @@ A picture that acts, leads elsewhere or is damaged costs itself, never the page 
 import base64
 import binascii
 import io
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _ACTIVE = {
 }
 # as matplotlib has them
 _EMBEDDED = re.compile(r"data:image/(png|jpe?g|gif);base64,[\w+/=\s]*", re.ASCII)
+_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 _OUTSIDE = re.compile(r"(?i)@import|\\|url\((?!\s*[\"']?\s*#)")
 
 
@@ -61,6 +63,18 @@ def readable_png(encoded: str) -> bytes:
     ):
         return b""
     return content
+
+
+def below_each_other(drawings: str) -> str:
+    """SVGs, one after the other, as one, for programs that read a file of it."""
+    boxes = [tuple(map(float, each)) for each in _BOX.findall(drawings)]
+    wide, high = max(width for width, _ in boxes), sum(height for _, height in boxes)
+    places = itertools.accumulate((height for _, height in boxes), initial=0.0)
+    below = zip(boxes, places, strict=False)
+    sizes = (f'<svg y="{y:g}" width="{box[0]:g}" height="{box[1]:g}"' for box, y in below)
+    inner = re.sub("<svg", lambda _: next(sizes), drawings.replace(' width="100%"', ""))
+    size = f'width="{wide:g}" height="{high:g}" viewBox="0 0 {wide:g} {high:g}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{inner}</svg>\n'
 
 
 def _walk(root: ElementTree.Element) -> Iterator[tuple[ElementTree.Element, int]]:

@@ -21,15 +21,18 @@ from urllib.parse import quote
 import pandas as pd
 from IPython.display import HTML, Markdown
 
-from lsai_core.base.errors import UserError, no_column
+from lsai_core.base.errors import UnknownName, UserError, did_you_mean, no_column
 from lsai_core.base.tables import values
-from lsai_lab.analysis.summary import require_columns
+from lsai_lab.analysis.summary import CALM, require_columns
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.report.load import AnyRun, folder_of
+from lsai_lab.report.pictures import below_each_other
 from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns, with_ends
+from lsai_lab.runs.no_rows import why_empty
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 from lsai_lab.runs.records import page_name
+from lsai_lab.runs.result_names import is_timed
 from lsai_lab.runs.shown_columns import ENDS, chosen_columns, is_summary
 
 PNG_DPI = 200
@@ -45,6 +48,9 @@ class Table(Markdown):
     package booktabs) and `to_csv()`, each a text, or written to the file that is named."""
 
     cells: pd.DataFrame  # as they are shown, without links
+
+    def __getattr__(self, name: str) -> Any:
+        raise _not_there(self, name, "to_markdown", "to_latex", "to_csv")
 
     def __repr__(self) -> str:
         text = html.unescape(str(self.data)).replace("\\|", "|").replace("\\<", "<")
@@ -83,17 +89,39 @@ def _given(text: str, path: str | Path | None) -> str | None:
 
 
 class Picture(HTML):
-    """Pictures as HTML; a terminal shows what they say in words."""
+    """Pictures as HTML; a terminal shows what they say in words. `savefig("step.svg")` writes them,
+    below each other, as an SVG for papers."""
+
+    def savefig(self, path: str | Path) -> None:
+        """Write the pictures as one SVG. UserError for another format, and for a file that cannot
+        be written."""
+        if Path(path).suffix.lower() != ".svg":
+            raise UserError(f"a picture of this kind is an SVG: name the file .svg, not {path}")
+        _given(below_each_other(str(self.data)), path)
+
+    save = savefig
+
+    def __getattr__(self, name: str) -> Any:
+        raise _not_there(self, name, "savefig")
 
     def __repr__(self) -> str:
         return "\n".join(map(html.unescape, re.findall(r"<desc>(.*?)</desc>", str(self.data))))
 
 
+def _not_there(owner: Any, name: str, *there: str) -> AttributeError:
+    """The error for a name that an object has not, with what it has."""
+    said = f"{type(owner).__name__} has no attribute {name!r}"
+    if name[0] == "_":
+        return AttributeError(said)
+    near = did_you_mean(name, there) or f"known: {', '.join(there)}"
+    return UnknownName(f"{said}; {near}")
+
+
 def table(
-    frame: pd.DataFrame, formats: Mapping[str, Format] | None = None, *, link: str | None = None
+    frame: Any, formats: Mapping[str, Format] | None = None, *, link: str | None = None
 ) -> Table:
     """`frame`, without its index, as a table: the last line of a cell with `#| label: tbl-...` and
-    `#| tbl-cap: ...`.
+    `#| tbl-cap: ...`. Of a prediction that of its GPUs, of a comparison that of its results.
 
     `formats`: column -> format of one value (`".2f"`, `"{:.1f} GiB"`, a function); without one,
     floats get three significant digits of the smallest. Of a frame of more than 200 rows or 40
@@ -110,6 +138,7 @@ def table(
     >>> lab.table(runs[["label", "tokens_per_s", "run"]], {"tokens_per_s": ",.0f"})
     | label |...
     """
+    frame = getattr(frame, "_frame_of_it", frame)
     require_columns((), frame)
     formats = dict(formats or {})
     whole = frame
@@ -117,11 +146,15 @@ def table(
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
         raise UserError(f"table: {no_column(unknown[0], names)}")
     wide = len(names) > MOST_COLUMNS
+    if not len(frame) and (wide or why_empty(frame)):
+        return _made(why_empty(frame) or "no rows", whole, pd.DataFrame(columns=names))
     names = first_columns(frame)[:MOST_COLUMNS] if wide else names
     elsewhere = _told_elsewhere(frame) - {*formats}
     names = [name for name in names if name not in elsewhere]
     names, frame = [name for name in names if name != "run"], frame.head(MOST_ROWS)
     columns = {name: _column(frame, name, formats) for name in names}
+    if "n" in names and "n" not in formats:
+        columns["n"] = _counted(frame, names, columns["n"])
     cells = pd.DataFrame({_plain(name): map(_plain, found) for name, found in columns.items()})
     columns |= {name: found for name in names if (found := aligned(columns[name]))}
     if "run" in frame.columns and names:
@@ -135,14 +168,29 @@ def table(
     lines += ["| " + " | ".join(row) + " |" for row in zip(*columns.values(), strict=True)]
     if note := _left_out(whole.drop(columns=[*elsewhere]), len(names)):
         lines += ["", note]
+    return _made("\n".join(lines), whole, cells)
+
+
+def _made(text: str, whole: pd.DataFrame, cells: pd.DataFrame) -> Table:
+    """A table of Markdown `text` with its `cells`; its CSV has the `whole` frame."""
     csv = as_csv(
         whole.drop(columns="run", errors="ignore").map(
             lambda cell: _MARKUP.sub(r"\1\2", cell) if isinstance(cell, str) else cell
         )
     )
-    made = Table("\n".join(lines), metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
+    made = Table(text, metadata={"lsai": {"csv": csv}})  # type: ignore[no-untyped-call]
     made.cells = cells
     return made
+
+
+def _counted(frame: pd.DataFrame, names: list[str], cells: list[str]) -> list[str]:
+    """The cells of `n` of a summary: beside a speed or time of fewer repeats, since the others were
+    disturbed, with the number of these."""
+    calm: dict[str, int] = frame.attrs.get(CALM, {})
+    if "disturbed" in names or "run" not in frame or not any(map(is_timed, map(str, names))):
+        return cells
+    pairs = zip(cells, frame["run"], strict=True)
+    return [f"{cell} ({calm[run]} undisturbed)" if run in calm else cell for cell, run in pairs]
 
 
 def _told_elsewhere(frame: pd.DataFrame) -> set[str]:
@@ -265,7 +313,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
 
 def shown_once(fig: Any, data: pd.DataFrame | None = None) -> Any:
     """The matplotlib figure, shown once: as `figure` does where a cell ends with it, else below the
-    cell, as any that is open."""
+    cell, as any that is open. Saved it is whole: names beside the axes are part of it."""
+    fig.savefig = functools.partial(fig.savefig, bbox_inches="tight")
     fig._ipython_display_ = functools.partial(figure, fig, data)
     return fig
 

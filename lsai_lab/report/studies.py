@@ -13,7 +13,7 @@ from lsai_lab.runs.study import Study
 
 def studies() -> pd.DataFrame:
     """The laboratory's studies, one row each: `study` (its name), `title`, and `recorded`, how many
-    committed runs it has. UserError for one that cannot be read.
+    committed runs it has; of one that cannot be read the title says why.
 
     >>> lab.studies().query("study == 'memory'")["title"].item()
     'Memory-efficient training'
@@ -22,12 +22,19 @@ def studies() -> pd.DataFrame:
     rows = [
         {
             "study": name,
-            "title": study(name).title,
+            "title": _title(name),
             "recorded": len(list(committed.glob(f"*/{name}/*/summary.json"))),
         }
         for name in names_of_studies()
     ]
     return Frame(rows, columns=["study", "title", "recorded"])
+
+
+def _title(name: str) -> str:
+    try:
+        return study(name).title
+    except UserError as error:
+        return f"cannot be read: {error}"
 
 
 def parameters(name: str) -> dict[str, Any]:

@@ -18,10 +18,12 @@ _PARTS = re.compile(r"([+−]?\d[\d,]*(?:\.\d+)?)")
 
 def digits(column: pd.Series) -> str | None:
     """One number of decimals for a column of floats, so that they line up: three significant digits
-    for the smallest. None (four significant digits each) for other columns and for values over more
-    than three decades."""
+    for the smallest, none for whole numbers. None (four significant digits each) for other columns
+    and for values over more than three decades."""
     floats = [abs(float(value)) for value in column if isinstance(value, (float, np.floating))]
     sizes = [size for size in floats if 0 < size < math.inf]
+    if sizes and all(size == round(size) for size in sizes):
+        return ",.0f"  # counts, which stand beside missing ones as floats
     if not sizes or max(sizes) > 1e3 * min(sizes) or max(sizes) >= 1e4:
         return None
     return f".{min(6, max(0, 2 - math.floor(math.log10(min(sizes)))))}f"

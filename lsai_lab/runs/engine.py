@@ -14,12 +14,12 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
-# Ctrl-C and batch systems send signals to every process; the fork server must outlive them (its
-# children decide for themselves).
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+from lsai_lab.launch.stop import STOPS
+
+# Ctrl-C and batch systems send signals to every process; the fork server must outlive them. They
+# wait until a child has decided for itself: one that is ignored while it begins would be lost.
 if sys.argv[0] == "-c":  # as the fork server is started
-    for _number in IGNORED:
-        signal.signal(_number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 # As a kernel sets it; pyplot reads it once.
 os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 

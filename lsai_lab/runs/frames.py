@@ -12,6 +12,7 @@ import pandas as pd
 
 from lsai_core.base.errors import UnknownKey, UnknownName, UserError, hint, no_column
 from lsai_core.base.tables import Part, as_text, value, values, wrapped
+from lsai_lab.runs.no_rows import NOBODY, explain, nobody_has, why_empty
 from lsai_lab.runs.shown_columns import (
     TERMINAL,
     WIDE,
@@ -25,7 +26,11 @@ from lsai_lab.runs.shown_columns import (
 _COLUMNS = ("display.max_columns", WIDE, "display.max_colwidth", None)
 _HEAD, _TAIL = 34, 22  # characters of a longer text that are shown
 _SHORT_CELL = re.compile(r"<td>([^<]{1,40})</td>")  # which takes one line
+_WHOLE = ("differs", "run")  # settings that tell runs apart, a folder that is there to be copied
 _QUOTED = re.compile(r"'([^']+)'")
+
+
+NOTE = "note"  # in `attrs`: what is said below a frame
 
 
 class NoColumn(UnknownKey):
@@ -33,7 +38,8 @@ class NoColumn(UnknownKey):
 
 
 def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which says which columns come near one that is not there."""
+    """The method, which says which columns come near one that is not there, and of a filter that
+    leaves no row which value."""
 
     # pandas reads the `@names` of a query in its caller's frame, which stands one level higher
     reads_caller = method.__name__ == "query"
@@ -43,7 +49,9 @@ def _hinting(method: Callable[..., Any]) -> Callable[..., Any]:
         if reads_caller:
             named["level"] = named.get("level", 0) + 1
         try:
-            return method(self, *given, **named)
+            found = method(self, *given, **named)
+            filters = method.__name__ in ("query", "__getitem__") and given
+            return explain(found, self, given[0]) if filters else found
         except (SyntaxError, TypeError, ValueError) as error:
             if not reads_caller:
                 raise
@@ -97,7 +105,8 @@ class _Located:
 
     def __getitem__(self, key: Any) -> Any:
         try:
-            return self._of_pandas[key]
+            rows = key[0] if isinstance(key, tuple) else key
+            return explain(self._of_pandas[key], self._frame, rows)
         except KeyError:
             row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
             columns = [column] if isinstance(column, str) else column
@@ -159,7 +168,8 @@ class Frame(pd.DataFrame):
             note = self._left_out(gone)
             with pd.option_context(*_dimensions(note)):
                 table = repr(texts)
-        lines = "\n".join(wrapped(line, "  ") for line in (said, note) if line)
+        told = (said, note, self.attrs.get(NOTE, ""))
+        lines = "\n".join(wrapped(line, "  ") for line in told if line)
         return f"{table}\n\n{lines}" if lines else table
 
     def _repr_html_(self) -> str | None:
@@ -171,7 +181,8 @@ class Frame(pd.DataFrame):
             with pd.option_context(*_dimensions(note)):
                 table = str(texts._repr_html_())  # type: ignore[operator]
         table = _SHORT_CELL.sub(r'<td style="white-space:nowrap">\1</td>', table)
-        return table + "".join(f"<p>{html.escape(line)}</p>" for line in (said, note) if line)
+        told = (said, note, self.attrs.get(NOTE, ""))
+        return table + "".join(f"<p>{html.escape(line)}</p>" for line in told if line)
 
     def _narrow(self) -> pd.DataFrame:
         """The columns that are shown, as texts; those of rows that pandas leaves out are empty."""
@@ -202,6 +213,8 @@ class Frame(pd.DataFrame):
 
     def _left_out(self, gone: Sequence[str] = ()) -> str:
         """What is not shown, in words; nothing if all is. `gone`: for which there was no room."""
+        if why := why_empty(self):
+            return why
         if not len(self) and "run" in self:
             return "no runs: none is there, or none is as it was asked for"
         if not len(self):
@@ -220,6 +233,17 @@ class Values(pd.Series):
     @property
     def _constructor_expanddim(self) -> Callable[..., pd.DataFrame]:
         return Frame
+
+    def __eq__(self, other: object) -> Any:
+        found = super().__eq__(other)
+        if said := nobody_has(pd.Series(self), other):
+            found.attrs[NOBODY] = said
+        return found
+
+    def __and__(self, other: Any) -> Any:
+        found = super().__and__(other)
+        found.attrs |= getattr(other, "attrs", {})  # pandas keeps those of the first
+        return found
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -299,7 +323,7 @@ def _texts(column: pd.Series) -> list[str]:
     """The values of one unit; in a row of several, each for itself."""
     there = [None if pd.api.types.is_scalar(each) and pd.isna(each) else each for each in column]
     one_unit = pd.api.types.is_float_dtype(column) or {*map(type, there)} <= {float, type(None)}
-    if one_unit or column.name == "run":  # a folder is there to be copied
+    if one_unit or column.name in _WHOLE:
         return values(there)
     return [_middle_out(value(each)) for each in there]
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.limits import threads_wanted
-from lsai_lab.launch.stop import StopRequest
+from lsai_lab.launch.stop import STOPS, StopRequest
 from lsai_lab.launch.watch import end_family
 from lsai_lab.project.files import PAGE_FOLDER
 from lsai_lab.runs.writer import inherit, require_runs
@@ -183,10 +183,11 @@ def _process(
     # What this process leaves when it is killed is its own, not the driver's to warn about.
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # which the fork server ignores
+    for number in STOPS:
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which wait since the fork
     threading.Thread(target=_end_with_driver, daemon=True).start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # of a process that is killed the log stays

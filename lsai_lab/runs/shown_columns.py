@@ -2,8 +2,11 @@
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
+
+from lsai_core.base.tables import value
 
 WIDE = 20  # columns; with more, the first ones are shown
 TERMINAL = 160  # columns, where there is no terminal that says its own
@@ -19,6 +22,7 @@ _LESS = (
 )
 # What a bench says of a point beside its figures: quartiles, bounds, a value for each process.
 _BESIDE = ("_p25", "_p75", "bound_", "rank_", "first_call_s", "took_s", "repeats", "timeline")
+_KEPT, _ROUNDED_MS = 25, 0.5  # kernels of older records; what their times are rounded to
 _PAGE = 115  # characters of a row in a notebook
 _LONGEST = 80  # characters of the names that are not shown
 
@@ -100,7 +104,8 @@ def hidden_words(frame: pd.DataFrame, shown: list[str], gone: list[str]) -> str:
     elif is_judged(frame):
         what, more = "claim", "sentence, value, low, high, n, runs, bound_set, first_run"
     elif is_of_points(frame):
-        what, more = "point", _in_short([name for name in frame if name not in shown])
+        hidden = [name for name in frame if name not in (*shown, *gone)]
+        what, more = "point", _in_short(hidden)
     elif "run" not in frame:
         what, more = "row", ""
     else:
@@ -111,6 +116,15 @@ def hidden_words(frame: pd.DataFrame, shown: list[str], gone: list[str]) -> str:
     elif gone:
         more = f"{', '.join(gone)}; {more}"
     return f"{many}; {number} of {there} columns are shown. The others: {more}"
+
+
+def kept_words(kernels: pd.DataFrame, busy_ms: Any) -> str:
+    """That an older record has not all kernels; empty where it has."""
+    total = kernels["ms"].sum()
+    if len(kernels) != _KEPT or not isinstance(busy_ms, float) or total >= busy_ms - _ROUNDED_MS:
+        return ""
+    left = f"the {_KEPT} with the most time are recorded, {value(total)} of {value(busy_ms)} ms"
+    return f"{left} a step; the others' {value(busy_ms - total)} ms are in results alone"
 
 
 def _in_short(names: list[str]) -> str:
@@ -128,9 +142,9 @@ def fitted(
     said = ""
     if len(frame) > 1 and is_too_wide(texts):
         equal = [name for name in texts if _is_same(frame[name])][: len(texts.columns) - 1]
-        told = [f"{name} {texts[name].iloc[0]}" for name in equal]
+        told = [f"{name} {texts[name].iloc[0]}" for name in equal if texts[name].iloc[0]]
         texts = texts.drop(columns=equal)
-        said = f"All rows: {', '.join(told)}" if equal else ""
+        said = f"All rows: {', '.join(told)}" if told else ""
     gone: list[str] = []
     for name in (name for name in _LESS if name in texts):
         if is_too_wide(texts):
