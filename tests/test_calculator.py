@@ -101,8 +101,14 @@ def test_3_how_many_for_70_b(page: Any) -> None:
     products, gpus = page.locator("[name=products]"), page.locator("[name=gpus]")
     assert products.is_disabled() and products.input_value() == "bf16", "no dead end"
     assert noted(page, "products") == "fp8 was predicted for up to 8 B parameters with bf16 states"
-    assert gpus.input_value() == "2"
-    assert noted(page, "gpus") == "weights and gradients alone are 263 GiB"
+    assert noted(page, "gpus") == "from 2 on: weights and gradients alone are 263 GiB"
+    assert gpus.locator("option:disabled").all_inner_texts() == ["1"]
+    put(page, model="llama3-8b")
+    assert gpus.input_value() == "1", "what the reader chose"
+    assert noted(page, "gpus") is None and gpus.locator("option:disabled").count() == 0
+    put(page, model="llama3-70b", gpus=8)
+    put(page, model="llama3-8b")
+    assert gpus.input_value() == "8", "chosen for the large model"
     said = put(page, model="llama3-70b", gpu="H100", gpus=64, order="fewest")
     found = re.match(r"The fewest H100s that fit are (\d+): full checkpointing, FSDP", said)
     assert found, said
@@ -111,6 +117,18 @@ def test_3_how_many_for_70_b(page: Any) -> None:
     assert fewest == 16 and predict(config).needs <= usable_gib(find_gpu("H100"))
     kinds = {row[0]: row[2] for row in table(page)}
     assert kinds["H100"] == "16" and kinds["RTX 4090"] == "none" and int(kinds["H200"]) <= 8
+
+
+def test_a_slow_way_that_fits_names_what_takes_less_gpu_time(page: Any) -> None:
+    said = put(page, gpu="H100", gpus=64, states="fp32", tokens=13)
+    assert said.startswith("One H100 is enough: full checkpointing, CPU offload"), said
+    faster, count = re.findall(r"Less GPU time: (.+) on (\d+) H100s, in ", said)[0]
+    found = rows(page)
+    assert found[faster]["verdict"] == "fits"
+    slow = number(next(iter(found.values()))["all"])
+    assert number(found[faster]["all"]) > 2 * int(count) * slow
+    assert found[faster]["time"] in said
+    assert "Less GPU time" not in put(page, states="bf16"), "each is as fast alone"
 
 
 def table(page: Any) -> list[list[str]]:

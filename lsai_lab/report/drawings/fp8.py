@@ -97,7 +97,10 @@ def rounding_step() -> Figure:
         bend = {"arrowstyle": "->", "color": COLORS[meaning], "shrinkA": 2, "shrinkB": 2}
         look = bend | {"connectionstyle": f"arc3,rad={curve}"}
         axes.annotate("", (end, 0.12), (0.25, 0.07), arrowprops=look)
-    texts = ((-0.2, 0.6, "to nearest:\nalways back"), (0.62, 0.95, "stochastic: up in 1 step of 4"))
+    texts = (
+        (-0.2, 0.6, "to nearest:\nalways back"),
+        (0.55, 0.85, "stochastic: up in\n1 step of 4"),
+    )
     for (left, height, text), meaning in zip(texts, ("bad", "good"), strict=True):
         axes.text(left, height, text, color=COLORS[meaning], fontsize=8.5, va="center")
     axes.set(xlim=(-0.3, 1.3), ylim=(-0.75, 1.05))

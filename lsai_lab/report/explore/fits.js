@@ -60,11 +60,9 @@ export const draw = (el, data, ask) => {
     const plain = page.off("products", !fp8 || !alike.some((way) => way.products === "fp8"), "bf16",
       fp8 ? "fp8 was predicted for up to 8 B parameters with bf16 states" : `the ${now.gpu} has no fp8`);
     const products = plain ? "bf16" : now.products, least = Math.min(...alike.map((way) => way.gpus));
-    const most = Math.max(least, Number(now.gpus));
-    if (most > now.gpus) {
-      page.set("gpus", most);
-      page.note("gpus", `weights and gradients alone are ${gib(4 * models[now.model].parameters / 2 ** 30)} GiB`);
-    }
+    for (const option of page.fields.gpus.options) option.disabled = Number(option.value) < least;
+    const most = Math.max(least, Number(now.gpus)), size = 4 * models[now.model]?.parameters / 2 ** 30;
+    if (least > 1) page.note("gpus", `from ${least} on: weights and gradients alone are ${gib(size)} GiB`);
     const ways = alike.filter((way) => way.products === products).map((way) => {
       const by = own && ratios(own, models[reference], way.checkpoint);
       const rows = own ? way.rows.map((row) => scaled(row, by)) : way.rows;
@@ -106,6 +104,8 @@ export const draw = (el, data, ask) => {
       words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? `, ${count(best.speed)} a GPU` : ""}.`,
         `${digits(now.train)} billion tokens take ${long(best)}`
         + `${best.n > 1 ? `, or ${digits(hours(best) * best.n)} GPU-hours` : ""}.`);
+      const faster = now.order === "fewest" && rows.find((row) => !row.rank && row.speed > 2 * best.speed);
+      if (faster) words.push(`Less GPU time: ${faster.name} on ${some(faster.n, now.gpu)}, in ${long(faster)}.`);
       if (!timed) words.push("The speed is estimated from the data sheet.");
       else if (best.n > 1) words.push(`The speed of several GPUs is estimated: as one among ${best.way.among}, with messages.`);
     } else if (best.n > data.node) words.push(`Its speed over more than one node of ${data.node} was not measured.`);

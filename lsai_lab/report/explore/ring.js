@@ -62,12 +62,12 @@ const speeds = (measured, methods, now, width) => {
 };
 
 export const draw = (el, data) => {
-  const { plans, methods, measured, length } = data;
+  const { plans, methods, measured, length } = data, play = make("button", { type: "button" }, "Play");
   const page = explorable(el, data, (now, page) => {
-    const plan = plans[now.method][now.gpus], gpus = Number(now.gpus), { work, sent, groups } = plan;
+    const plan = plans[now.method][now.gpus], gpus = Number(now.gpus), { work, sent, groups } = plan, ring = work[0].length;
     const step = page.limit("step", work.length, `${work.length} step${work.length > 1 ? "s" : ""} in all`) - 1;
     if (!measured.some((row) => row.gpus === gpus)) page.note("gpus", "computed from the plan; speeds were measured on fewer");
-    const ring = work[0].length;
+    play.disabled = work.length === 1;
     const waiting = work[step].filter((share) => share < Math.max(...work[step]) - 1e-4).length * groups;
     const trained = measured.find((row) => row.method === now.method && row.gpus === gpus && row.length === length);
     const idle = waiting ? `${waiting} of ${gpus} GPUs wait${waiting > 1 ? "" : "s"}` : "no GPU waits";
@@ -82,7 +82,7 @@ export const draw = (el, data) => {
       work.map((shares, at) => [at + 1, ...shares.map((share, rank) =>
         `${digits(100 * share)}, ${digits(sent[at + 1][rank])}`)]));
   });
-  const { step } = page.fields, play = make("button", { type: "button" }, "Play");
+  const { step } = page.fields;
   let clock;
   const move = () => {
     step.value = step.value % step.max + 1;
