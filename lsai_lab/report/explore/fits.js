@@ -95,7 +95,7 @@ export const draw = (el, data, ask) => {
     const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
     const found = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
       cheapest: "The least GPU time of those that fit takes ", shortest: "The fastest that fits is " }[now.order];
-    const told = [found, "Nothing fits for sure. What may fit is ", `${count(all)} tokens a GPU do not fit `
+    const told = [found, "Nothing fits for sure. The nearest that is tight is ", `${count(all)} tokens a GPU do not fit `
       + `${most > 1 ? "up to " : ""}${some(most, now.gpu)}. The nearest is `][best.rank];
     const words = [best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
       : `, which needs ${gib(best.size)} GiB of ${here}; ${gib(usable)} of ${gib(memory)} are free for a run.`];
@@ -127,7 +127,7 @@ export const draw = (el, data, ask) => {
       const bar = make("div", { className: "bar", role: "img", ariaLabel: shown(row).map((name) =>
         `${name} ${gib(row.causes[name])} GiB`).join(", "), style: `background: linear-gradient(90deg, ${bands}, #0000 0)` });
       if (row.size > 1.5 * memory) bar.append(make("span", {}, `${gib(row.size)} →`));
-      const verdict = ["fits", "may fit", "does not fit"][row.rank];
+      const verdict = ["fits", "tight", "does not fit"][row.rank];
       const cells = [verdict, gib(row.size), count(row.all), count(row.speed), long(row), fitting(row)].map((cell, place) => {
         const node = make("td", place ? {} : { className: ["fits", "tight", "large"][row.rank] }, cell === "NaN" ? "–" : cell);
         node.dataset.label = labels[place];

@@ -42,7 +42,7 @@ export const draw = (el, data, ask) => {
     const words = { forward: "forward pass", backward: "backward pass", optimizer: "update" };
     const each = now.gpus === "1" ? `one ${now.gpu}` : `each of ${now.gpus} ${now.gpu}s`;
     const verdict = found.needs <= usable ? `It fits ${each} with ${gib(most - found.needs)} GiB to spare.`
-      : found.least <= most ? `It may fit ${each}${found.needs > most ? ", but slowly, giving back unused memory" : ""}: try it.`
+      : found.least <= most ? `It is tight ${each}${found.needs > most ? ", but slowly, giving back unused memory" : ""}: try it.`
         : `It does not fit ${each}: ${gib(found.least - most)} GiB are missing.`;
     const where = top === bounds[1] - 1 || top === bounds[1] ? "at the loss" : `in the ${words[phase]}`;
     page.say(`${verdict} The peak is ${gib(peak)} GiB ${where}, and the allocator needs ${gib(found.needs)} GiB `
