@@ -18,7 +18,8 @@ from lsai_core.base.errors import UserError
 # Slurm is configured with RequeueExit=99 it requeues such a job even if it was submitted with
 # --no-requeue.
 PREEMPTED_EXIT = 75
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is not known to Windows
+STOPS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class Stopped(Exception):
