@@ -52,6 +52,7 @@ from lsai_lab.report.load import session
 from lsai_lab.runs.find import tell_once
 from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.records import Run, RunId, Summary, find_runs, run_key
+from lsai_lab.runs.shown_columns import TERMINAL
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # So it is in a shell's background job, and then for all that is started here, too.
@@ -177,10 +178,12 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No own runs, in the checkout's laboratory, without a profile."""
+    """No own runs, in the checkout's laboratory, without a profile or a terminal, whose width would
+    decide what is shown (a worker of pytest says 80 columns)."""
     monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
     monkeypatch.setenv("LSAI_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("LSAI_PROFILE", raising=False)
+    monkeypatch.setenv("COLUMNS", str(TERMINAL))
     session.cache_clear()
     tell_once.cache_clear()
     yield tmp_path / "runs"

@@ -194,11 +194,3 @@ def test_numbers_of_numpy_are_settings(empty: Path) -> None:
         {"seq_len": 64, "optim.lr": 0.5},
         {"seq_len": 32, "optim.lr": 0.5},
     ]
-
-
-@pytest.mark.xfail(reason="depends on the width of the terminal and the length of a path")
-def test_a_training_and_a_search_are_two_kinds_of_run(empty: Path) -> None:
-    both = lab.compare(RECORDED, "h100/memory.bf16.batch")
-    assert "two kinds of run, train and batch_search" in repr(both)
-    assert "train.optim.lr" not in repr(both)
-    assert "two kinds" not in repr(lab.compare(RECORDED, "h100/memory.baseline"))

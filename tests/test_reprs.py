@@ -36,7 +36,6 @@ def summary() -> pd.DataFrame:
     return lab.summarize(trained, ["tokens_per_s", "mem_peak_allocated_gib"])
 
 
-@pytest.mark.xfail(reason="depends on the width of the terminal and the length of a path")
 def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Path) -> None:
     rows = summary()
     text, html = repr(rows), rows._repr_html_()
@@ -55,7 +54,6 @@ def test_a_summary_shows_who_and_the_figures_in_the_width_of_a_screen(empty: Pat
     assert "failed" in repr(failed) and "x" in repr(rows.assign(share="x"))
 
 
-@pytest.mark.xfail(reason="depends on the width of the terminal and the length of a path")
 def test_frames_of_steps_and_kernels_show_rounded_figures(empty: Path) -> None:
     steps = lab.steps(RECORDED)
     assert "1,175.1" in repr(steps) or "1175.1" in repr(steps)
@@ -227,7 +225,6 @@ def test_a_run_shows_its_first_results_and_texts_stand_on_the_left(empty: Path) 
     assert '<th style="text-align:left">what</th><th>first</th>' in comparison
 
 
-@pytest.mark.xfail(reason="depends on the width of the terminal and the length of a path")
 def test_a_runs_line_says_what_makes_it_itself(empty: Path) -> None:
     batch = lab.find_run("h100/memory.baseline.batch")
     assert repr(batch).endswith("ok, 305 max batch") and len(repr(batch)) < 100
@@ -257,7 +254,6 @@ def test_a_signature_is_short_enough_to_be_read(empty: Path) -> None:
         assert "collections.abc" not in str(inspect.signature(function)), function
 
 
-@pytest.mark.xfail(reason="depends on the width of the terminal and the length of a path")
 def test_points_show_what_they_are_and_their_rates(empty: Path) -> None:
     text = repr(lab.points(lab.load("attention")))
     heads = text.splitlines()[0].split()
@@ -292,7 +288,6 @@ def test_a_prediction_and_a_plan_of_a_study_say_whose_settings_they_are(empty: P
     assert "settings of the study under profile h100" in planned._repr_html_()
 
 
-@pytest.mark.xfail(reason="depends on the width of the terminal and the length of a path")
 def test_the_frames_inside_of_objects_show_five_digits_and_name_what_was_meant(
     empty: Path,
 ) -> None:

@@ -160,8 +160,14 @@ def _folded(text: str, width: int, indent: str = "") -> list[str]:
     """A line in several of at most so many columns."""
     if len(text) <= width:
         return [text]
+    words = text.lstrip()
     return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        words,
+        width,
+        initial_indent=text[: len(text) - len(words)],
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

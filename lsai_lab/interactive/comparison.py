@@ -60,14 +60,6 @@ class Comparison(Shown):
         return "these are two repeats of one setting" if of_one else ""
 
     @property
-    def _kinds(self) -> str:
-        """That the two are of two kinds, whose settings have other names; else nothing."""
-        kinds = [run.summary.kind for run in self._runs]
-        if kinds[0] == kinds[1]:
-            return ""
-        return f"these are two kinds of run, {' and '.join(kinds)}, whose settings do not compare"
-
-    @property
     def _frame_of_it(self) -> pd.DataFrame:
         """The results as they are shown, of all repeats where there are several."""
         shown = _table("", self.repeats if len(self.repeats) else self.results)
@@ -111,10 +103,9 @@ class Comparison(Shown):
                 ("first", "second"), self._runs, self._repeats, strict=True
             )
         ]
-        note = self._same or self._kinds
-        parts = [Part("", ("", "run", "machine", "outcome"), names, note=note)]
+        parts = [Part("", ("", "run", "machine", "outcome"), names, note=self._same)]
         apart = "" if self._same else differing(len(self.settings), "setting")
-        parts.append(_table(apart, self.settings, folded=bool(self._kinds)))
+        parts.append(_table(apart, self.settings))
         several = len(self.repeats) > 0
         said = [*self._found.remark.splitlines(), *([self._peaks] if several else [])]
         remark = "\n".join(filter(None, dict.fromkeys(said)))
