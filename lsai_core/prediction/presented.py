@@ -58,12 +58,8 @@ class OnGpu(TorchFunctionMode):
             )
         if func in READS and isinstance(args[0], FakeTensor):
             self._values.read()
-        if (
-            func is torch.Tensor.__format__
-            and isinstance(args[0], FakeTensor)
-            and not args[0].dim()
-        ):
-            return format(args[0].item(), *args[1:])
+            if func is torch.Tensor.__format__ and not args[0].dim():
+                return format(args[0].item(), *args[1:])
         if func in _MOVES:
             return self._moved(func, args, given, kwargs)
         if _is_cpu(given.get("device")) or (func is torch.tensor and "device" not in given):

@@ -14,7 +14,7 @@ from lsai_core.config.train import TrainConfig
 from lsai_lab.project.files import listed
 from lsai_lab.runs.find import say
 from lsai_lab.runs.frames import Frame
-from lsai_lab.runs.result_names import is_timed, more_is_better, require_known
+from lsai_lab.runs.result_names import OF_A_TEXT, is_timed, more_is_better, require_known
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
 # at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
@@ -25,7 +25,6 @@ CALM = "undisturbed"  # in a frame's attributes: by `run`, where these are fewer
 _MOST = 5  # names in a line
 VARIANT = ("machine", "variant", "label")
 _FACTS = ("outcome", "reason", "run")  # of a row's first run
-_QUALITY = ("_loss", "_perplexity")  # so end results that are per token of a text
 _APART = ("study", "part")  # runs of two of these are no repeats of each other
 
 
@@ -34,12 +33,12 @@ def over_repeats(metric: str, values: pd.Series) -> float:
     everything else the median, which one disturbed repeat must not move."""
     if not isinstance(values, pd.Series):
         raise UserError("lab.over_repeats(metric, values): values is a column, rows[metric]")
-    return float(values.mean() if metric.endswith(_QUALITY) else values.median())
+    return float(values.mean() if metric.endswith(OF_A_TEXT) else values.median())
 
 
 def is_quality(metric: str) -> bool:
     """Whether a column is a loss or perplexity, which depends on the text and the seed."""
-    return metric == "loss" or metric.endswith(_QUALITY)
+    return metric == "loss" or metric.endswith(OF_A_TEXT)
 
 
 def summarize(
@@ -80,7 +79,7 @@ def summarize(
     apart = [name for name in several if name in runs and _is_apart(runs[name], values)]
     apart += [name for name in ("differs",) if name in runs]
     groups = [*by, *(name for name in apart if name not in by)]
-    if _mixes_texts(runs, values.filter(regex=f"({'|'.join(_QUALITY)})$"), groups):
+    if _mixes_texts(runs, values.filter(regex=f"({'|'.join(OF_A_TEXT)})$"), groups):
         runs, groups = runs.assign(dataset=runs["dataset"].fillna("–")), [*groups, "dataset"]
     rows = []
     for names, group in runs.groupby(groups, sort=False):
@@ -224,7 +223,7 @@ def equal_to_best(
     require_columns([metric], rows)
     larger = _is_larger_better(metric, larger)
     if within is None:
-        within = 0.0 if metric.endswith(_QUALITY) else SESSION_SPREAD
+        within = 0.0 if metric.endswith(OF_A_TEXT) else SESSION_SPREAD
     say_disturbed(rows, metric)
     _require_figures(rows, metric)
     if apart := _several(rows.dropna(subset=[metric])):

@@ -32,7 +32,6 @@ def fp8_gains(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-WAYS = {"nearest": "to nearest", "stochastic": "stochastically"}
 EARLY = {
     "speed levers h100": ("@sec-speed", "fused_optimizer", "fp8"),
     "course train h100": ("@sec-course", "flash_attn", "fp8"),

@@ -30,8 +30,8 @@ def predict_script(path: Path, arguments: Sequence[str], gpu: Gpu, as_json: bool
     or was stopped before that was known.
 
     The script's own errors are its own: they end it with their traceback, behind the figures up to
-    there. UserError where it made
-    no tensor, for what cannot be simulated, and for what PyTorch refuses (with the script's line).
+    there. UserError where it made no tensor, for what cannot be simulated, and for what PyTorch
+    refuses (with the script's line).
     """
     _require(path)
     found, error = _run(path, arguments, gpu)

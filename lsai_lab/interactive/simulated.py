@@ -15,10 +15,10 @@ _TITLE = "Memory over the steps by cause, without libraries"
 
 class Simulated(SimulatedGpu):
     """A context, and afterwards `verdict` (`fits`, `tight`, `too large`, or `cut off` after an
-    error), `fits` (None if cut off),
-    `peak_allocated_gib`, `peak_reserved_gib` (what must fit), `phases` (peak GiB of each), `memory`
-    (GiB by cause at the highest moment), `operators` (of these, what each operator made), `moments`
-    (GiB by cause after each operator), `remark` (what a whole training step has beyond what ran),
+    error), `fits` (None if cut off), `peak_allocated_gib`, `peak_reserved_gib` (what must fit),
+    `phases` (peak GiB of each), `memory` (GiB by cause at the highest moment), `operators` (of
+    these, what each operator made), `moments` (GiB by cause after each operator), `remark` (where
+    it was cut off, what a whole training step has beyond what ran, which values were asked for),
     `verdict_on("A100")`, and a picture: `plot()`."""
 
     @property
@@ -79,7 +79,7 @@ def simulated_gpu(gpu: str | float = "h100") -> Simulated:
     Not simulated: flex_attention, tensor parallelism, FSDP1, DataParallel, and of torch.compile
     other modes than its default, varying shapes and most convolutions.
 
-    It is `lsai_core.simulated_gpu`, with frames. UserError
-    for an unknown GPU, and with the operator's name where the program cannot be followed.
+    It is `lsai_core.simulated_gpu`, with frames. UserError for an unknown GPU, and with the
+    operator's name where the program cannot be followed.
     """
     return Simulated(find_gpu(gpu_words(gpu) or ""))

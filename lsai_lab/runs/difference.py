@@ -13,6 +13,7 @@ from lsai_core.config.strict import flatten
 from lsai_core.config.train import LOSSES
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
+from lsai_lab.runs.result_names import OF_A_TEXT
 from lsai_lab.runs.schema import BOTH, DERIVED
 
 # The results that people compare, and what they are called.
@@ -28,7 +29,6 @@ RESULTS = {
     "validation_perplexity": "val ppl",
 }
 
-_OF_A_TEXT = ("_loss", "_perplexity")
 _TIMED = ("results.tokens_per_s", "results.step_ms", "results.mfu")
 _SAME_PEAK = 1.05  # measured peaks of one device differ by so much
 
@@ -128,7 +128,7 @@ class Difference:
     def _two_texts(self) -> str:
         """Why losses of the two do not compare; empty if they do: they are of the same tokens."""
         texts = [facts.get("results.dataset") for facts in (self.one, self.other)]
-        losses = any(key.endswith(_OF_A_TEXT) for key in self.results)
+        losses = any(key.endswith(OF_A_TEXT) for key in self.results)
         if not losses or None in texts or texts[0] == texts[1]:
             return ""
         return (
@@ -140,7 +140,7 @@ class Difference:
     def _two_losses(self) -> str:
         """That losses of the two do not compare, as those of two functions; empty if they do."""
         one, other = (loss_function(facts.get("config.loss")) for facts in (self.one, self.other))
-        if one == other or not any(key.endswith(_OF_A_TEXT) for key in self.results):
+        if one == other or not any(key.endswith(OF_A_TEXT) for key in self.results):
             return ""
         return f"losses do not compare: {one} and {other} are two functions"
 
@@ -174,7 +174,7 @@ class Difference:
         their ratio (ratio, difference); neither for losses on two texts, shares of several peaks,
         speeds of two machines, and what is no number."""
         there = all(type(value) in (int, float) for value in (first, second))
-        of_text, timed = name.endswith(_OF_A_TEXT), f"results.{name}" in _TIMED
+        of_text, timed = name.endswith(OF_A_TEXT), f"results.{name}" in _TIMED
         apart = (of_text and (self._two_texts or self._two_losses)) or (
             timed and self._two_machines
         )

@@ -236,7 +236,7 @@ class Values(pd.Series):
 
     def __eq__(self, other: object) -> Any:
         found = super().__eq__(other)
-        if said := nobody_has(pd.Series(self), other):
+        if not found.any() and (said := nobody_has(pd.Series(self), other)):
             found.attrs[NOBODY] = said
         return found
 

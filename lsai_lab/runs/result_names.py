@@ -112,8 +112,10 @@ NAMES = [
 # Which figure of several: a name may end so.
 _ENDING = re.compile(r"(_p25|_p75|_min|_max|_mean|_min_rank|_low|_high)$")
 
-_MORE_IS_BETTER = re.compile(r"(.*_per_s(_per_gpu)?|(.*_)?(tflops|mfu)(_causal)?|largest_\w+)")
-_TIMED = re.compile(r"(.*_per_s(_per_gpu)?|(.*_)?(tflops|mfu)(_causal)?|(.*_)?ms|step_s)")
+OF_A_TEXT = ("_loss", "_perplexity")  # so end results that are per token of a text
+_SPEED = r".*_per_s(_per_gpu)?|(.*_)?(tflops|mfu)(_causal)?"
+_MORE_IS_BETTER = re.compile(rf"({_SPEED}|largest_\w+)")
+_TIMED = re.compile(rf"({_SPEED}|(.*_)?ms|step_s)")
 _LESS_IS_BETTER = re.compile(r"(.*_)?(gib|ms|s|loss|perplexity)")
 
 
