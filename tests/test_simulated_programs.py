@@ -141,3 +141,19 @@ def test_a_scripts_mistake_is_one_line(shared: Project, tmp_path: Path) -> None:
     code, _, err = shared.lsai("predict", "--script", str(path))
     assert code == 2 and f"{path}, line 3: " in err and "[2, 5]" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_program_gets_to_know_where_its_tensors_are() -> None:
+    with simulated_gpu("h100"):
+        model, here = nn.Linear(8, 8).cuda(), on_host(4, 8)
+        there = here.to(next(model.parameters()).device)
+        assert (there.device, there.is_cuda) == (torch.device("cuda", 0), True)
+        assert (here.device, here.is_cuda) == (torch.device("cpu"), False)
+        assert torch.zeros(2, device=there.device).is_cuda
+        assert not torch.zeros(2, device=here.device).is_cuda
+        assert not torch.zeros(2, device=torch.device("cpu")).is_cuda
+        assert there.to(here.device).device == here.device
+        assert torch.tensor([], device=there.device).is_cuda  # what a cache begins with
+        assert not torch.tensor([]).is_cuda
+        with torch.autocast(there.device.type, dtype=torch.bfloat16):
+            assert model(there).dtype == torch.bfloat16

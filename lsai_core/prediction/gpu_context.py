@@ -41,6 +41,7 @@ from lsai_core.prediction.allocator import (
     OutOfMemory,
     Verdict,
 )
+from lsai_core.prediction.cuda_calls import Stream
 from lsai_core.prediction.gpu_operators import GpuOperators
 from lsai_core.prediction.no_values import NoValues
 from lsai_core.prediction.presented import OnGpu, capability_of, presented, require_inside
@@ -69,7 +70,9 @@ class SimulatedGpu(Shown):
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        self._tracker = StepTracker()
+        self._main = Stream()
+        with torch.cpu.stream(self._main):
+            self._tracker = StepTracker()
         self._seen: set[int] = set()
         self.updates = 0
         self._values = NoValues()
@@ -95,7 +98,8 @@ class SimulatedGpu(Shown):
         for context in (
             torch.random.fork_rng(devices=[]),
             compiling(fakes, tracker, self._name_weights),
-            presented(self.gpu, memory, self._values),
+            presented(self.gpu, memory, self._values, tracker, self._main),
+            torch.cpu.stream(self._main),
             one_rank(),
             attributes_as(refusals()),
             GpuOperators(),
@@ -137,6 +141,8 @@ class SimulatedGpu(Shown):
     def _name_own_weights(self, module: nn.Module) -> None:
         name_sharding(module, self._tracker)
         for parameter in module.parameters(recurse=False):
+            if torch._C._functorch.is_functorch_wrapped_tensor(parameter):
+                continue  # one that torch.func has put in its place
             require_inside(module, parameter)
             self._tracker.mark(parameter, "weights")
             if parameter.requires_grad and id(parameter) not in self._seen:

@@ -14,7 +14,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -27,11 +27,14 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
+from lsai_core.prediction.cuda_calls import Stream, call_answers, quiet_calls
 from lsai_core.prediction.no_values import READS, NoValues
 from lsai_core.profiling.gpus import Gpu
 
 CPU = torch.device("cpu")
 GIB = 2**30
+CUDA = torch.device("cuda", 0)
+_DEVICE: Any = FakeTensor.device  # a property of torch's own
 _MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu)
 
 
@@ -45,13 +48,14 @@ class OnGpu(TorchFunctionMode):
         self._tracker, self._values = tracker, values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = sys._getframe(1)
         given = kwargs or {}
         kwargs = {name: _here(value) for name, value in given.items()}
         kwargs.pop("pin_memory", None)
-        if func in (torch.Tensor.pin_memory, torch.Tensor.record_stream):
+        if func is torch.Tensor.pin_memory:
             return args[0]
-        if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
-            return True
+        if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
+            return _device_for(frame, args[0], self._tracker).type == "cuda"
         if func in (torch.Tensor.numpy, torch.Tensor.__array__) and isinstance(args[0], FakeTensor):
             raise UserError(
                 "simulated_gpu has no values for NumPy; .item() and .tolist() give zeros"
@@ -61,8 +65,9 @@ class OnGpu(TorchFunctionMode):
             if func is torch.Tensor.__format__ and not args[0].dim():
                 return format(args[0].item(), *args[1:])
         if func in _MOVES:
-            return self._moved(func, args, given, kwargs)
-        if _is_cpu(given.get("device")) or (func is torch.tensor and "device" not in given):
+            return self._moved(func, args, given, kwargs, frame)
+        of_numbers = func is torch.tensor and given.get("device") is None
+        if of_numbers or _is_cpu(given.get("device"), frame):
             with self._tracker.at("host"):
                 return func(*args, **kwargs)
         if _is_cuda(given.get("device")):
@@ -70,10 +75,18 @@ class OnGpu(TorchFunctionMode):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _moved(self, func: Any, args: Any, given: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        """The result of `Tensor.to` and its kind; a copy where it goes to the other memory."""
+    def _moved(
+        self,
+        func: Any,
+        args: Any,
+        given: dict[str, Any],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+    ) -> Any:
+        """The result of `Tensor.to` and its kind, called in `frame`; a copy where it goes to the
+        other memory."""
         devices = [value for value in (*args[1:2], given.get("device")) if _is_device(value)]
-        to_host = func is torch.Tensor.cpu or any(map(_is_cpu, devices))
+        to_host = func is torch.Tensor.cpu or any(_is_cpu(device, frame) for device in devices)
         to_gpu = func is torch.Tensor.cuda or (devices and not to_host)
         source = args[0]
         if func is torch.Tensor.to:
@@ -125,20 +138,27 @@ def _is_device(value: Any) -> bool:
     return isinstance(value, torch.device) or (isinstance(value, str) and value != "")
 
 
-def _is_cpu(value: Any) -> bool:
-    """Whether a program names the host. A device that was read off a tensor is no string."""
+def _is_cpu(value: Any, frame: FrameType) -> bool:
+    """Whether a program, in its `frame`, names the host. PyTorch means the GPU by a device that it
+    reads off a tensor."""
+    if isinstance(value, torch.device):
+        return value.type == "cpu" and not _works_with_torch(frame)
     return isinstance(value, str) and value == "cpu"
 
 
 @contextlib.contextmanager
-def presented(gpu: Gpu, memory: SimpleNamespace, values: NoValues) -> Iterator[None]:
-    """While open, torch speaks of `gpu`. `memory`: functions `live`, `peak`, `reserved`, `reset`
-    in bytes, for what programs ask of `torch.cuda`. `values` is told what they want to read or
-    save."""
+def presented(
+    gpu: Gpu, memory: SimpleNamespace, values: NoValues, places: Places, main: Stream
+) -> Iterator[None]:
+    """While open, torch speaks of `gpu`, whose stream is `main`. `memory`: functions `live`,
+    `peak`, `reserved`, `reset` in bytes, for what programs ask of `torch.cuda`. `values` is told
+    what they want to read or save, `places` knows what is not on the GPU."""
     from torch.nn.attention import flex_attention
 
     changed = [
         *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
+        *((torch.cuda, name, value) for name, value in call_answers(main).items()),
+        *quiet_calls(),
         *_accelerator(_answers(gpu, memory)),  # others, for Dynamo knows a function by one name
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
         (torch, "Generator", _Generator),
@@ -147,6 +167,7 @@ def presented(gpu: Gpu, memory: SimpleNamespace, values: NoValues) -> Iterator[N
         # programs that ask whether a tensor is fake, and would then trace, get no for an answer
         (torch._subclasses, "FakeTensor", _Nothing),
         (FakeTensor, "tolist", _zeros),
+        (FakeTensor, "device", _device(places)),
         (torch._subclasses.fake_tensor.log, "disabled", True),  # it repeats what is raised
         (torch, "save", values.save),
         (torch.cuda.memory, "memory_stats_as_nested_dict", lambda *_, **__: _statistics(memory)),
@@ -183,15 +204,6 @@ class _Generator(torch.Generator):
         return super().__new__(cls, _here(device))  # type: ignore[call-arg]
 
 
-class _Event:
-    """`torch.cuda.Event`, for which no time passes."""
-
-    def __init__(self, *_arguments: Any, **_options: Any) -> None:
-        self.record = self.synchronize = self.wait = lambda *_: None
-        self.query = lambda: True
-        self.elapsed_time = lambda _end: 0.0
-
-
 def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]:
     def nothing() -> Callable[..., None]:  # one for each, for Dynamo tells them apart
         return lambda *_arguments, **_options: None
@@ -207,7 +219,6 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
     )
     return {
         **{name: nothing() for name in silent},
-        "Event": _Event,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": nothing(),
         "reset_peak_memory_stats": lambda *_: memory.reset(),
@@ -271,7 +282,37 @@ def _accelerator(answers: dict[str, Callable[..., Any]]) -> list[tuple[Any, str,
 
 def _asked_by_torch() -> bool:
     """Whether the caller's caller is PyTorch's own code."""
-    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "torch"
+    return _package_of(sys._getframe(2)) == "torch"
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _device(places: Places) -> property:
+    """`FakeTensor.device`, which knows the GPU; but not in a program that is being compiled, where
+    no mode turns devices."""
+
+    def device(tensor: FakeTensor) -> torch.device:
+        if not torch._C._len_torch_function_stack():
+            return _DEVICE.fget(tensor)  # type: ignore[no-any-return]
+        return _device_for(sys._getframe(1), tensor, places)
+
+    return property(device)
+
+
+def _device_for(frame: FrameType, tensor: Tensor, places: Places) -> torch.device:
+    """The device of a tensor for who asks in `frame`. A program gets to know the GPU; PyTorch and
+    this package work with where the tensor is."""
+    found: torch.device = _DEVICE.fget(tensor) if isinstance(tensor, FakeTensor) else CPU
+    if found.type != "cpu" or _works_with_torch(frame):
+        return found
+    return CPU if places.lies_on_host(tensor) else CUDA
+
+
+def _works_with_torch(frame: FrameType) -> bool:
+    """Whether a frame is PyTorch's or this package's, and of no program."""
+    return _package_of(frame) in ("torch", "lsai_core")
 
 
 def _autocast() -> Callable[..., None]:
