@@ -387,7 +387,13 @@ def test_every_configuration_was_predicted_before_it_is_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch_encoder_fp32", "gru_autocast", "mixer_recomputed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torch_encoder_fp32", "gru_autocast", "mixer_recomputed", "resnet50_fp32_sgd"),
+        *("bart_autocast", "t5_bf16", "vit_autocast", "whisper_fp16_scaler"),
+    ],
+)
 def test_committed_predictions_are_those_of_the_code(name: str) -> None:
     """Those made after the measurement; the earlier ones are what an earlier code said."""
     path = CHECKOUT / "reports/predictions/anybody.in_sample.json"
