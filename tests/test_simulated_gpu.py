@@ -362,6 +362,14 @@ def test_the_largest_batch_fits_and_the_next_larger_ones_do_not() -> None:
         largest_batch(lambda batch: wide_step(10_000 * batch), "5GB")
 
 
+def test_a_script_that_lacks_a_package(shared: Project, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nimport not_a_package\n")
+    code, _, err = shared.lsai("predict", "--script", str(path))
+    assert code == 2 and err.endswith("train.py, line 2: No module named 'not_a_package'\n")
+    assert len(err.splitlines()) == 1
+
+
 def test_the_largest_batch_of_a_script(shared: Project, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)

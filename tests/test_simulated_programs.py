@@ -3,6 +3,7 @@ make mistakes."""
 
 from __future__ import annotations
 
+import io
 import time
 import traceback
 from collections.abc import Callable
@@ -82,6 +83,29 @@ def test_a_loss_is_printed_and_a_state_is_saved(tmp_path: Path) -> None:
     assert not file.exists()  # there are no values, and an older file keeps its own
     torch.save({"model": nn.Linear(2, 2).state_dict()}, file)
     assert file.exists()
+
+
+def test_what_was_saved_can_be_loaded(tmp_path: Path) -> None:
+    """As programs do that keep the best model and test it at their end."""
+    size = 2**20 * 4
+    for file in (tmp_path / "best.pt", io.BytesIO()):
+        with simulated_gpu("h100"):
+            model = nn.Linear(1024, 1024, bias=False).cuda()
+            torch.save({"model": model.state_dict(), "epoch": 3}, file)
+            before = torch.cuda.memory_allocated()
+            found = torch.load(file)
+            assert torch.cuda.memory_allocated() == before + size and found["epoch"] == 3
+            model.load_state_dict(found["model"])
+            del found
+            assert torch.cuda.memory_allocated() == before
+            on_cpu = torch.load(file, map_location="cpu")
+            assert torch.cuda.memory_allocated() == before and not on_cpu["model"]["weight"].is_cuda
+    with simulated_gpu("h100"):
+        torch.save(nn.Linear(8, 8).cuda(), tmp_path / "whole.pt")
+        again = torch.load(tmp_path / "whole.pt", weights_only=False)
+        assert again(torch.randn(2, 8, device="cuda")).shape == (2, 8)
+        with pytest.raises(FileNotFoundError):
+            torch.load(tmp_path / "other.pt")
 
 
 def test_statistics_of_memory() -> None:
