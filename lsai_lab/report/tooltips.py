@@ -23,7 +23,7 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 
 from lsai_lab.report.values import shown
-from lsai_lab.runs.records import page_name
+from lsai_lab.runs.records import page_names
 
 MOST = 300  # boxes of a figure; if there are more points, evenly spread ones
 
@@ -33,7 +33,7 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
 
     `fig` was drawn already; `box` (inches) is the part of it that the picture shows, and the boxes
     stand at percentages of that part; that of a point has no size. `data` is what is drawn; from
-    its column `run` (folders of runs) a box gets `data-run`, the run's page.
+    its column `run` (folders of runs) a box gets `data-run`, the run's page, of a pair both.
     """
     found = [
         (axes, *point)
@@ -47,7 +47,7 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         if not (width >= 0 and height >= 0):
             continue
         row = _row(data, [label, *value])
-        run = "" if row is None or "run" not in row else page_name(row["run"])
+        run = "" if row is None or "run" not in row else page_names(row["run"])
         rest = (
             {}
             if row is None
@@ -64,7 +64,7 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         )
         more = [
             *(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()),
-            run.rpartition("-")[0] or run,
+            *(each.rpartition("-")[0] or each for each in run.split(",")),
         ]
         text = "\n".join(filter(None, [label, *map(_line, names, value), *more]))
         boxes.append(
