@@ -89,8 +89,8 @@ def require_one_run_a_seed(runs: pd.DataFrame) -> None:
 
 
 def first_pairs(runs: pd.DataFrame, base: str) -> pd.Series:
-    """Of each variant but `base` the folders `(of base, of the variant)` of the first seed that both
-    have; `runs`: rows of one machine and part, one a seed."""
+    """Of each variant but `base` the folders `(of base, of the variant)` of the first seed that
+    both have; `runs`: rows of one machine and part, one a seed."""
     wide = runs.pivot(index="repeat", columns="variant", values="run").sort_index()
     if base not in wide:
         return pd.Series(dtype=object)

@@ -46,8 +46,8 @@ EARLY = {
 def fp8_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Of `lab.recorded()`, wherever the 8 B model trained with one sequence a step: the validation
     loss with the recipe `fused` less that in bf16 of the same seed and session (nats). A row for
-    each set of runs: `measured in`, `GPU`, `steps`, how the weights are `rounded`, a column for each
-    seed, and `run`, the pair of the first seed; the last set is the advised setting."""
+    each set of runs: `measured in`, `GPU`, `steps`, how the weights are `rounded`, a column for
+    each seed, and `run`, the pair of the first seed; the last set is the advised setting."""
     of_part = runs["study"] + " " + runs["part"] + " " + runs["machine"]
     rows = []
     for name, (where, before, after) in EARLY.items():

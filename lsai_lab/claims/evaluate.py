@@ -102,11 +102,12 @@ def evaluate(
     interval) are rounded after the verdict; `n` is the number of independent runs behind each
     figure, `runs` every run's `<machine>/<study>/<folder>`, `pair` the folders of the first two
     that it compares (what it is over, the run), or of a plain value the first one. `bound_set` is
-    when the bound was committed, `first_run` when the first of those runs began, `set_after` whether it did so before
-    the bound was set, or nothing shows that it did not. `gpu_sets`: on how many sets of GPUs the
-    runs were made, by UUID; missing where one has none. Of losses, `READ` says how much text a run
-    read, and `TRAINING` from where to where the training loss of the last steps differs, of the
-    setting whose validation loss is furthest off. `bounds`: the dates, if not the committed ones.
+    when the bound was committed, `first_run` when the first of those runs began, `set_after`
+    whether it did so before the bound was set, or nothing shows that it did not. `gpu_sets`: on how
+    many sets of GPUs the runs were made, by UUID; missing where one has none. Of losses, `READ`
+    says how much text a run read, and `TRAINING` from where to where the training loss of the last
+    steps differs, of the setting whose validation loss is furthest off. `bounds`: the dates, if not
+    the committed ones.
     """
     claims = load_claims() if claims is None else claims
     bounds = read_bounds(reading_root()) if bounds is None else bounds
