@@ -41,18 +41,18 @@ COMPARED = {
     "matmul_bf16_tflops": "arithmetic_apart",
 }
 # Two runs, and more than one result of each: ends of intervals, losses by pass, classes of kernels.
-FROM_MORE = set(
+FROM_MORE = (
     "energy_saved fp8_large rounded_range joint joint_training loss_spread long_first long_sixth "
-    "long_training large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step".split()
+    "long_training large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step"
 )
 # One run, and no plain result of it: shares of it, rates of a bench, what was predicted for it.
-FROM_ONE = set(
+FROM_ONE = (
     "balance_h100 balance_h200 eager_reached norm_least tokens_bf16 tokens_fp8 gaps_least gaps_most "
     "auto_neighbour auto_order auto_table longest_share accumulate_ms attention_share bf16_ideal "
     "first_fused first_later fp8_halved fp8_ideal fp8_peak_share most_alone of_peak optimizer_rate "
     "optimizer_share tenth_ms fixed alone with_casts rowwise share tensorwise_ms torchao_ms "
     "lost_first lost_last offload_share interleaved_off long_cp_said pipeline_off two_speed_off "
-    "waited_measured node_busy node_hidden time_off".split()
+    "waited_measured node_busy node_hidden time_off"
 )
 SCALES = (1, 100, 1e-3, 1e-6, 1e-9)
 
@@ -108,7 +108,7 @@ def test_a_comparison_leads_to_two_runs_that_come_to_the_printed_number(
 ) -> None:
     result_of = {name: result for result, names in COMPARED.items() for name in names.split()}
     two = {name: number for name, number in numbers.items() if "," in number.run}
-    assert {name.split()[1] for name in two} == {*result_of} | FROM_MORE
+    assert {name.split()[1] for name in two} == {*result_of, *FROM_MORE.split()}
     for name, number in two.items():
         if (result := result_of.get(name.split()[1])) is None:
             continue
@@ -134,7 +134,7 @@ def test_a_number_of_one_run_stands_in_its_record(
         low, high = (np.outer(SCALES, ends) for ends in (rows.min(), rows.max()))
         if not ((low - near <= size) & (size <= high + near)).any():
             rest.add(name.split()[1])
-    assert rest <= FROM_ONE, "a share, a difference or a ratio: of which runs?"
+    assert rest <= {*FROM_ONE.split()}, "a share, a difference or a ratio: of which runs?"
 
 
 def test_a_claim_leads_to_the_first_runs_that_it_compares(recorded: pd.DataFrame) -> None:
