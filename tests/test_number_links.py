@@ -37,20 +37,22 @@ COMPARED = {
     "kernel_matmul_ms": "matmul_longer",
     "largest_batch": "largest_gain",
     "parameters": "four_times",
+    "training_loss": "long_training",
     "copy_gb_per_s": "memory_ratio",
     "matmul_bf16_tflops": "arithmetic_apart",
 }
 # Two runs, and more than one result of each: ends of intervals, losses by pass, classes of kernels.
 FROM_MORE = (
     "energy_saved fp8_large rounded_range joint joint_training loss_spread long_first long_sixth "
-    "long_training large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step"
+    "large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step"
 )
 # One run, and no plain result of it: shares of it, rates of a bench, what was predicted for it.
 FROM_ONE = (
-    "balance_h100 balance_h200 eager_reached norm_least tokens_bf16 tokens_fp8 gaps_least gaps_most "
-    "auto_neighbour auto_order auto_table longest_share accumulate_ms attention_share bf16_ideal "
-    "first_fused first_later fp8_halved fp8_ideal fp8_peak_share most_alone of_peak optimizer_rate "
-    "optimizer_share tenth_ms fixed alone with_casts rowwise share tensorwise_ms torchao_ms "
+    "balance_h100 balance_h200 eager_reached norm_least tokens_bf16 tokens_fp8 gaps_least "
+    "gaps_most auto_neighbour auto_order auto_table longest_share accumulate_ms attention_share "
+    "bf16_ideal first_fused first_later fp8_halved fp8_ideal fp8_peak_share most_alone of_peak "
+    "optimizer_rate optimizer_share tenth_ms fixed alone with_casts rowwise share tensorwise_ms "
+    "torchao_ms "
     "lost_first lost_last offload_share interleaved_off long_cp_said pipeline_off two_speed_off "
     "waited_measured node_busy node_hidden time_off"
 )
@@ -94,7 +96,9 @@ def repeats_of(recorded: pd.DataFrame, page: str) -> pd.DataFrame:
 
 
 def by_repeat(recorded: pd.DataFrame, page: str, result: str) -> pd.Series:
-    return pd.to_numeric(repeats_of(recorded, page)[result]).dropna().sort_index()
+    rows = repeats_of(recorded, page)
+    values = lab.training_loss(rows) if result == "training_loss" else rows[result]
+    return pd.to_numeric(values).dropna().sort_index()
 
 
 def changes(before: Any, after: Any) -> Iterator[Any]:
@@ -135,6 +139,11 @@ def test_a_number_of_one_run_stands_in_its_record(
         if not ((low - near <= size) & (size <= high + near)).any():
             rest.add(name.split()[1])
     assert rest <= {*FROM_ONE.split()}, "a share, a difference or a ratio: of which runs?"
+    for name, step in (("lost_first", 185), ("lost_last", 1665)):
+        number = numbers[f"35-states {name}"]
+        lost = lab.lost_updates(repeats_of(recorded, number.run).reset_index())
+        share = lost.query(f"step == {step} and `class` == 'matrices'")["share"].mean()
+        assert f"{share:.0%}" == number
 
 
 def test_a_claim_leads_to_the_first_runs_that_it_compares(recorded: pd.DataFrame) -> None:
