@@ -105,11 +105,7 @@ def _fields() -> dict[str, Any]:
         "gpu": {"label": "GPU", "choices": list(gpus()), "value": "H100"},
         "gpus": {"label": "GPUs at most", "choices": list(COUNTS)},
         "tokens": tokens_slider(LENGTHS),
-        "products": {
-            "label": "matmuls",
-            "choices": ["bf16", "fp8"],
-            "value": "fp8",
-        },  # as is advised
+        "products": {"label": "matmuls", "choices": ["bf16", "fp8"]},
         **{name: field | {"more": True} for name, field in more.items()},
     }
 
