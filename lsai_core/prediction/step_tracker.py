@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
+from lsai_core.prediction.dtypes import refuse_dtypes
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
 from lsai_core.profiling.memory import Moment, Phase, cause_of_results, running_phase
@@ -126,7 +127,9 @@ class StepTracker(PurposeTracker):
             return func(*args)
         if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
             func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
-        self._operator = func.name().partition("::")[2].partition(".")[0]
+        name = func.name().partition(".")[0]
+        self._operator = name.partition("::")[2]
+        refuse_dtypes(name, args)
         before = self._place
         self._place = before or self._place_of(func, args, kwargs)
         try:
