@@ -52,9 +52,8 @@ FROM_ONE = (
     "gaps_most auto_neighbour auto_order auto_table longest_share accumulate_ms attention_share "
     "bf16_ideal first_fused first_later fp8_halved fp8_ideal fp8_peak_share most_alone of_peak "
     "optimizer_rate optimizer_share tenth_ms fixed alone with_casts rowwise share tensorwise_ms "
-    "torchao_ms "
-    "lost_first lost_last offload_share interleaved_off long_cp_said pipeline_off two_speed_off "
-    "waited_measured node_busy node_hidden time_off"
+    "torchao_ms lost_first lost_last offload_share interleaved_off long_cp_said pipeline_off "
+    "two_speed_off waited_measured node_busy node_hidden time_off"
 )
 SCALES = (1, 100, 1e-3, 1e-6, 1e-9)
 
