@@ -122,13 +122,13 @@ def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
 
 def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     """The claims of `lab.judged()` with one of `verdicts`: `claim`, `bound`, `measured` in words,
-    `study`, `run` (the first that decides it), and `missed`: by what share of its bound the worst
+    `study`, `run` (the first that it compares), and `missed`: by what share of its bound the worst
     repeat or the far end of the interval misses it."""
     declared = load_claims()
     found = judged[judged["verdict"].isin(verdicts)].reset_index()
     rows = claims_table(found, declared)[["name", "claim", "bound", "measured"]]
     rows["study"] = [declared[name].study for name in found["name"]]
-    rows["run"] = [runs[0] for runs in found["runs"]]
+    rows["run"] = found["run"]
     ends = found[["value", "low", "high"]].astype(float)
     upper = np.array([declared[name].at_most is not None for name in found["name"]])
     limits = np.array([declared[name].limit for name in found["name"]], float)
@@ -189,7 +189,7 @@ def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     rows["first run"] = first_run_after(found).map(_duration)
     rows["kind"] = rows["verdict"].map([*VERDICTS[1:], VERDICTS[0]].index)
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
-    rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
+    rows["run"] = found["run"]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [_SECTIONS.get(study, _SECTIONS[""]) for study in studies.values()]
     for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8"), ("advised_", "fp8")):
