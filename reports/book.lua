@@ -32,8 +32,8 @@ local function size_of(source)  -- of a drawing of ours: its text, its width and
   return drawing, tonumber(width), tonumber(height)
 end
 
--- All drawings are shown at one scale, so that their letters are of one size: on paper at five sixths, on a screen at
--- 1.6 pixels a point, as book.css says.
+-- All drawings are shown at one scale, so that their letters are of one size: on paper at five sixths, which makes one
+-- panel as wide as a column; on a screen as book.css says.
 local PAPER = 5 / 6
 
 local function image(element)
@@ -58,6 +58,7 @@ local function image(element)
   end
   local panels = drawing:match('<desc data%-panels="([%d.,;|]*)"')
   local facts = { class = "marked", ["data-panels"] = panels, style = width and "--points: " .. width }
+  if width and width > 360 and not panels then facts.class = "marked wide" end  -- than a phone
   return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, facts)
 end
 
@@ -120,6 +121,17 @@ local function as_a_line(element)
   local after = pandoc.utils.blocks_to_inlines(rows[1].cells[2].contents)
   local line = pandoc.Plain({ pandoc.Emph("Stands here after "), table.unpack(after) })
   return pandoc.utils.from_simple_table(pandoc.SimpleTable({}, { "AlignLeft" }, { 0 }, {}, { { { line } } }))
+end
+
+-- A line of text ends at the spaces of a command, never at the hyphens of a short word in it.
+local function code(element)
+  if not is_html or not element.text:match("%-") then return end
+  local function escaped(text) return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;")) end
+  local words = element.text:gsub("%S+", function(word)
+    local whole = #word <= 30 and word:match("%-")
+    return (whole and '<span class="whole">%s</span>' or "%s"):format(escaped(word))
+  end)
+  return pandoc.RawInline("html", "<code>" .. words .. "</code>")
 end
 
 local function as_wide_as_its_words(element)
@@ -236,11 +248,17 @@ local function whole_beginnings(blocks)
   return blocks
 end
 
+local function declared()  -- the keywords of the package
+  local file = io.open("../CITATION.cff")
+  return file and pandoc.read("---\n" .. file:read("a") .. "\n---\n", "markdown").meta.keywords
+end
+
 function Pandoc(doc)
+  doc.meta.keywords = doc.meta.keywords or declared()
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(doc.blocks)) end
-  local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
+  local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program, Code = code }
   doc = doc:walk({ Para = para, Div = explored }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc
