@@ -95,13 +95,13 @@ local function whole(text)  -- a date, a range of numbers: no line ends at its h
   if is_html and text.text:match("^%d[%d.,]*%-[%d%-.,]*%d") then return pandoc.Span({ text }, { class = "whole" }) end
 end
 
--- In the PDF a table that waits for the reader's runs is a line: which command fills it.
+-- In the PDF a table that waits for the reader's runs is a line: after which command it will stand here.
 local function as_a_line(element)
   local rows = FORMAT:match("typst") and element.bodies[1] and element.bodies[1].body or {}
   local head = element.head.rows[1] and pandoc.utils.stringify(element.head.rows[1].cells[1].contents)
-  if head ~= "columns to come" or #rows ~= 1 then return end
+  if head ~= "will stand here" or #rows ~= 1 then return end
   local after = pandoc.utils.blocks_to_inlines(rows[1].cells[2].contents)
-  return pandoc.Para({ pandoc.Emph("Filled by "), table.unpack(after) })
+  return pandoc.Para({ pandoc.Emph("Stands here after "), table.unpack(after) })
 end
 
 local function as_wide_as_its_words(element)
