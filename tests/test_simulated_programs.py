@@ -225,6 +225,18 @@ def test_dtypes_that_pytorch_refuses_on_a_gpu(
     assert gpu.verdict == "cut off"
 
 
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    def product() -> Tensor:
+        a = of_bf16(32, 32).to(torch.float8_e4m3fn)
+        one = torch.ones((), device="cuda")
+        return torch._scaled_mm(a, a.t(), scale_a=one, scale_b=one)
+
+    with simulated_gpu("l40s"):
+        product()
+    with pytest.raises(RuntimeError, match="compute capability"), simulated_gpu("a100 80gb"):
+        product()
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -72,7 +72,7 @@ class SimulatedGpu(Shown):
         self.gpu = gpu
         self._main = Stream()
         with torch.cpu.stream(self._main):
-            self._tracker = StepTracker()
+            self._tracker = StepTracker(has_fp8=capability_of(gpu) >= (8, 9))
         self._seen: set[int] = set()
         self.updates = 0
         self._values = NoValues()

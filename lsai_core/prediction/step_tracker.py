@@ -60,11 +60,13 @@ def by_cause(bytes_of: Mapping[str, int]) -> Counter[str]:
 class StepTracker(PurposeTracker):
     """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
 
-    `moments`: after each operator that made or freed something.
+    `moments`: after each operator that made or freed something. `has_fp8`: whether the GPU
+    multiplies in fp8.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_fp8: bool = True) -> None:
         super().__init__(on_gpu=True)
+        self.has_fp8 = has_fp8
         self.moments = Moments()
         self._place: Place | None = None
         self._sent: set[int] = set()  # storages that a program put on the GPU in words
@@ -130,6 +132,11 @@ class StepTracker(PurposeTracker):
         name = func.name().partition(".")[0]
         self._operator = name.partition("::")[2]
         refuse_dtypes(name, args)
+        if name == "aten::_scaled_mm" and not self.has_fp8:
+            raise RuntimeError(
+                "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 "
+                "or 8.9 (in simulated_gpu)"
+            )
         before = self._place
         self._place = before or self._place_of(func, args, kwargs)
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import VERDICTS
 from lsai_lab.claims.words import claims_table
@@ -56,12 +57,12 @@ def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
     good = good[~beside.groupby(place).transform("any")]
     large = good["parameters"] > 1e9
     sessions = session_differences(good[large & good["disturbed"].isna()])["spread"]
-    no_overlap = "their ranges do not overlap"
+    apart = f"their ranges do not overlap, and their medians are over {SESSION_SPREAD:.1%} apart"
     further = "their medians are further apart than the largest of these"
     across = float(sessions.median()), float(sessions.max()), len(sessions)
     rows = [
-        ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), no_overlap),
-        ("repeats, small models", *_apart(good[~large], _REPEATS, "run"), no_overlap),
+        ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), apart),
+        ("repeats, small models", *_apart(good[~large], _REPEATS, "run"), apart),
         ("sessions, over 1 B parameters", *across, further),
     ]
     return pd.DataFrame(rows, columns=["equal work", "median", "largest", "cases", "rule"])
@@ -192,7 +193,8 @@ def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     rows["run"] = found["run"]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [_SECTIONS.get(study, _SECTIONS[""]) for study in studies.values()]
-    for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8"), ("advised_", "fp8")):
+    others = {"states_": "states", "fresh_fp8_": "fp8", "advised_": "fp8", "memory_": ""}
+    for beginning, study in others.items():
         begins = found["name"].str.startswith(beginning)
         rows["section"] = rows["section"].mask(begins, _SECTIONS[study])
     rows["order"] = rows["section"].map([*dict.fromkeys(_SECTIONS.values())].index)
