@@ -21,7 +21,7 @@ end
 
 -- The boxes that lsai_lab/report/tooltips.py put into an SVG lie over the picture as links: a click opens the run.
 local box = '<rect x="([%d.]+%%)" y="([%d.]+%%)" width="([%d.]+%%)" height="([%d.]+%%)" fill="none" '
-  .. 'data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
+  .. 'data%-run="([%w%._/,-]*)"><title>([^<>"]*)<'
 local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s;--w:%s;--h:%s" %s data-tip="%s"></a>'
 
 local function size_of(source)  -- of a drawing of ours: its text, its width and height in points
@@ -53,7 +53,8 @@ local function image(element)
   if not is_html or not drawing then return element end
   local over = '<span aria-hidden="true">'
   for x, y, w, h, run, title in drawing:gmatch(box) do
-    local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
+    local page = run:match(",") and "index.html#" .. run or run .. ".html"  -- of a pair both side by side
+    local href = run == "" and "" or ('href="runs/%s"'):format(page)
     over = over .. tip:format(x, y, w, h, href, title)
   end
   local panels = drawing:match('<desc data%-panels="([%d.,;|]*)"')

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from fsdp_fixture import METERED, config, dataset
+from job_end import leave
 
 from lsai_core.context import METHODS
 from lsai_core.parallel.processes import connect
@@ -71,3 +72,4 @@ def main(root: Path, text: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    leave()

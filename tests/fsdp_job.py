@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from fsdp_fixture import config, dataset
+from job_end import leave
 
 from lsai_core.parallel.processes import connect
 from lsai_core.training.loop import train
@@ -83,3 +84,4 @@ def main(root: Path, text: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    leave()

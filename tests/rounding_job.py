@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from job_end import leave
 from torch import Tensor, nn
 
 from lsai_core.config.train import OptimConfig
@@ -184,3 +185,4 @@ if __name__ == "__main__":
         kernels(sys.argv[2], Path(sys.argv[3]))
     else:
         sharded(Path(sys.argv[2]))
+        leave()

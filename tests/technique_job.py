@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from job_end import leave
 
 from lsai_core import TrainConfig, predict, train
 from lsai_core.base.errors import UserError
@@ -144,3 +145,4 @@ def main(folder: Path, changes: dict[str, Any], parts: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3].split(","))
+    leave()

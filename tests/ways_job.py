@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from fsdp_fixture import SEQUENCES, config, dataset
+from job_end import leave
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -209,3 +210,4 @@ def again(run: TrainConfig, first: Path, folder: Path, world: World) -> dict[str
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(","))
+    leave()

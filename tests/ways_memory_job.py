@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from job_end import leave
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -145,3 +146,4 @@ def main(path: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2].split(","))
+    leave()
