@@ -45,7 +45,7 @@ local function image(element)
       element.attributes.height = ("%.3fin"):format(PAPER * height / 72)
     end
     if quarto then return element end
-    local alt = element.attributes.alt:gsub('["\\]', "")  -- pandoc's own writer leaves out the words
+    local alt = (element.attributes.alt or pandoc.utils.stringify(element.caption)):gsub('["\\]', "")  -- pandoc's own writer leaves out the words
     local size = width and (", width: %s, height: %s"):format(element.attributes.width, element.attributes.height) or ""
     return pandoc.RawInline("typst", ('#image("%s", alt: "%s"%s)'):format(element.src, alt, size))
   end
