@@ -23,6 +23,7 @@ from lsai_lab.runs.records import page_name
 # Numbers that two runs come to, by the result that they compare.
 COMPARED = {
     "validation_loss": "nearest_cost fresh_cost advised_loss fp8_small early_low fresh_delayed "
+    "chance_cost fp8_billion "
     "validation advised_change early_0 short_nearest long_nearest fresh_nearest fresh_stochastic "
     "matrices_cost output_cost norms_cost embedding_cost small_embedding small_rate cure_left "
     "chance_cost fp8_billion",
@@ -44,7 +45,8 @@ COMPARED = {
 }
 # Two runs, and more than one result of each: ends of intervals, losses by pass, classes of kernels.
 FROM_MORE = (
-    "energy_saved fp8_large fp8_over_bf16 rounded_range joint joint_training loss_spread long_first long_sixth "
+    "energy_saved fp8_large rounded_range joint joint_training loss_spread long_first long_sixth "
+    "fp8_over_bf16 "
     "large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step"
 )
 # One run, and no plain result of it: shares of it, rates of a bench, what was predicted for it.
@@ -52,8 +54,8 @@ FROM_ONE = (
     "balance_h100 balance_h200 eager_reached norm_least tokens_bf16 tokens_fp8 gaps_least "
     "gaps_most auto_neighbour auto_order auto_table longest_share accumulate_ms attention_share "
     "bf16_ideal first_fused first_later fp8_halved fp8_ideal fp8_peak_share most_alone of_peak "
-    "optimizer_rate optimizer_share tenth_ms fixed alone with_casts rowwise share tensorwise_ms "
-    "torchao_ms lost_first lost_last offload_share interleaved_off long_cp_said pipeline_off "
+    "optimizer_rate optimizer_share tenth_ms fixed alone with_casts rowwise share "
+    "lost_first lost_last offload_share interleaved_off long_cp_said pipeline_off "
     "two_speed_off waited_measured node_busy node_hidden time_off"
 )
 SCALES = (1, 100, 1e-3, 1e-6, 1e-9)
