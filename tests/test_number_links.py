@@ -23,7 +23,6 @@ from lsai_lab.runs.records import page_name
 # Numbers that two runs come to, by the result that they compare.
 COMPARED = {
     "validation_loss": "nearest_cost fresh_cost advised_loss fp8_small early_low fresh_delayed "
-    "chance_cost fp8_billion "
     "validation advised_change early_0 short_nearest long_nearest fresh_nearest fresh_stochastic "
     "matrices_cost output_cost norms_cost embedding_cost small_embedding small_rate cure_left "
     "chance_cost fp8_billion",
