@@ -24,11 +24,12 @@ from lsai_lab.runs.records import page_name
 COMPARED = {
     "validation_loss": "nearest_cost fresh_cost advised_loss fp8_small early_low fresh_delayed "
     "validation advised_change early_0 short_nearest long_nearest fresh_nearest fresh_stochastic "
-    "matrices_cost output_cost norms_cost embedding_cost small_embedding small_rate cure_left",
+    "matrices_cost output_cost norms_cost embedding_cost small_embedding small_rate cure_left "
+    "chance_cost fp8_billion",
     "tokens_per_s": "whole_gain fp8_gain advised_gain flash_speed all_speed bf16_speed all_h200 "
     "fp8_h200 fp8_h100 kernel_h200 job_fused job_fp8 job_gain gain_h100 gain_h200 zero2_slower "
     "fsdp_slower tp_slower cp_slower two_faster two_fsdp_slower long_cp_slower long_tp_slower "
-    "fsdp_lead tp_lead fsdp_over_tp pipeline_slower",
+    "fsdp_lead tp_lead fsdp_over_tp pipeline_slower regather",
     "tokens_per_s_per_gpu": "sharded_speed four_speed two_speed fp8_lead",
     "mem_peak_reserved_gib": "memory_saved fsdp_memory zero2_memory long_memory fsdp_more tp_more",
     "mem_peak_allocated_gib": "checkpointed both_share fused_saved tensorwise_saved te_more",
@@ -44,8 +45,8 @@ COMPARED = {
 # Two runs, and more than one result of each: ends of intervals, losses by pass, classes of kernels.
 FROM_MORE = (
     "energy_saved fp8_large rounded_range joint joint_training loss_spread long_first long_sixth "
-    "large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step chance_cost fp8_billion "
-    "regather fp8_over_bf16"
+    "large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step "
+    "fp8_over_bf16"
 )
 # One run, and no plain result of it: shares of it, rates of a bench, what was predicted for it.
 FROM_ONE = (
