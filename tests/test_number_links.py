@@ -45,8 +45,8 @@ COMPARED = {
 # Two runs, and more than one result of each: ends of intervals, losses by pass, classes of kernels.
 FROM_MORE = (
     "energy_saved fp8_large rounded_range joint joint_training loss_spread long_first long_sixth "
-    "fp8_over_bf16 "
-    "large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step"
+    "large_fourth optimizer_seen kept fp8_share fp8_gaps fp8_less pays_step "
+    "fp8_over_bf16"
 )
 # One run, and no plain result of it: shares of it, rates of a bench, what was predicted for it.
 FROM_ONE = (
