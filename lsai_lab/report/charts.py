@@ -89,17 +89,7 @@ def bars(
         axes.hlines(places, spans[low], spans[high], color="black", linewidth=1)
         ends = np.maximum(values, spans[high])
     words = [_words(text, each, each / values.iloc[0]) for each in values]
-    for place, end, each in zip(places, ends, words, strict=True):
-        minus = each.replace("-", "−")
-        axes.annotate(
-            minus,
-            (0 if inside else max(end, 0), place),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
-        )
+    _write_values(axes, words, np.zeros(len(ends)) if inside else np.maximum(ends, 0))
     axes.set_yticks(places, names)
     axes.set(xlabel=axis or value)
     axes.xaxis.set_major_formatter(lambda at, _: shown_value(at).replace("-", "−"))
@@ -202,6 +192,20 @@ def stacked(
     axes.grid(axis="y", visible=False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return _figure(axes)
+
+
+def _write_values(axes: Axes, words: Sequence[str], ends: np.ndarray) -> None:
+    """Write the words of each bar to the right of its place on the axis of values."""
+    for place, (end, each) in enumerate(zip(ends, words, strict=True)):
+        axes.annotate(
+            each.replace("-", "−"),
+            (end, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
+        )
 
 
 def two_lines(name: str) -> str:
