@@ -70,6 +70,11 @@ class Gpu:
         return self.passport is not None and self.passport.device.kind == "cpu"
 
     @property
+    def is_amd(self) -> bool:
+        """Whether it is one of AMD, for which this package's kernels and fp8 are not written."""
+        return self.driver_name.startswith("AMD ")
+
+    @property
     def on(self) -> Literal["gpu", "cpu"]:
         """Where a step on it is predicted."""
         return "cpu" if self.is_cpu else "gpu"
