@@ -315,7 +315,7 @@ class SimulatedGpu(Shown):
         return self._replayed
 
 
-def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
+def simulated_gpu(gpu: str | float = "h100") -> SimulatedGpu:
     """A context in which PyTorch runs on fake tensors as on `gpu` (a name as in `lsai predict`, or
     its memory: `24GiB`), and nothing is allocated.
 

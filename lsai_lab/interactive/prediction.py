@@ -38,8 +38,9 @@ _WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_
 
 class Predicted(Shown):
     """A prediction: `answer` in words, `config`, and in GiB `peak_gib`, `needs_gib` (what the
-    allocator must have), `host_gib` (host memory, a GPU), `memory` (the peak by cause) and `phases` (the peak of each); `gpus`: one
-    row a GPU; `remarks`: what one may not have asked for; a picture: `plot()`."""
+    allocator must have), `host_gib` (host memory, a GPU), `memory` (the peak by cause) and `phases`
+    (the peak of each); `gpus`: one row a GPU; `remarks`: what one may not have asked for; a
+    picture: `plot()`."""
 
     def __init__(
         self, config: TrainConfig, found: Mapping[str, Any], remarks: Sequence[str] = ()
@@ -142,10 +143,10 @@ def predict(
     (as `lab.find_run` finds it), the folder or file of a Hugging Face config, a TrainConfig, or a
     ModelConfig, as of a preset; or name a `study` and `variant`, or that folder with `hf`. `gpu`: a
     name as in `lsai predict`, or its memory ("24GiB", or 24); None: all known ones. `gpus`: how
-    many in all, which FSDP shares as far as `overrides` leave it. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the
-    device that it was measured on, at its rates. `largest`: the largest batch, or longest sequence,
-    that fits one GPU, this machine's if none is named. Raises UserError for what cannot be
-    predicted.
+    many in all, which FSDP shares as far as `overrides` leave it. `overrides`: settings with dots.
+    `passport`: a file of `lsai probe`, for the device that it was measured on, at its rates.
+    `largest`: the largest batch, or longest sequence, that fits one GPU, this machine's if none is
+    named. Raises UserError for what cannot be predicted.
 
     >>> found = lab.predict("llama3-8b", "h100", overrides={"grad_checkpoint": "full"})
     >>> print(found.fits, round(found.memory["weights"], 1))
