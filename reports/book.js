@@ -147,9 +147,13 @@ const change = (key, ...texts) => {  // of two numbers
   if (!(ratio > 0 && ratio < Infinity)) return "";
   return Math.abs(ratio - 1) < 0.1 ? signed(100 * (ratio - 1), "%") : `${ratio.toPrecision(3)}x`;
 };
-const compare = (box) => {
-  const ticked = all("[data-run]:checked");
-  if (ticked.length > 2) return ticked.find((other) => other !== box).click();  // it makes room for the new one
+const heading = document.querySelector("h1"), usual = document.title;
+const compare = (box, said = "") => {
+  const ticked = all("[data-run]:checked"), other = ticked.length > 2 && ticked.find((each) => each !== box);
+  if (other) {  // it makes room for the new one
+    other.checked = false;
+    return compare(box, `Two at most: “${other.dataset.name}” is no longer ticked. `);
+  }
   const [one, two] = ticked.map(({ dataset }) => facts.runs[dataset.run]);
   const rows = !two ? [] : Object.keys({ ...one, ...two }).flatMap((head) => {
     const [a, b] = [one[head] ?? {}, two[head] ?? {}];
@@ -162,8 +166,9 @@ const compare = (box) => {
   const head = [...cells("th", "what differs"), ...names, ...cells("th", names[1] ? "change" : "tick another run")];
   const [first, ...rest] = [head, ...rows].map((row) => make("tr", {}, ...row));
   const table = make("table", {}, make("thead", {}, first), make("tbody", {}, ...rest));
-  const note = make("p", {}, "Two single runs. A number of the text that leads here is of all repeats, if there are several.");
-  tool.replaceChildren(...names.length ? [table] : [], ...two ? [note] : []);
+  const note = make("p", {}, `${said}Two single runs. A number of the text that leads here is of all repeats, so it can differ.`);
+  tool.replaceChildren(...two ? [note] : [], ...names.length ? [table] : []);
+  document.title = heading.textContent = two ? ticked.map((box) => box.dataset.name).join(" and ") : usual;
 };
 for (const box of all("[data-run]")) box.onchange = () => compare(box);
 for (const name of location.hash.slice(1).split(",").reverse()) {  // both runs of a number, the later one below

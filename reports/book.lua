@@ -21,26 +21,45 @@ end
 
 -- The boxes that lsai_lab/report/tooltips.py put into an SVG lie over the picture as links: a click opens the run.
 local box = '<rect x="([%d.]+%%)" y="([%d.]+%%)" width="([%d.]+%%)" height="([%d.]+%%)" fill="none" '
-  .. 'data%-run="([%w%._/-]*)"><title>([^<>"]*)<'
+  .. 'data%-run="([%w%._/,-]*)"><title>([^<>"]*)<'
 local tip = '<a class="tip" tabindex="-1" style="--x:%s;--y:%s;--w:%s;--h:%s" %s data-tip="%s"></a>'
+
+local function size_of(source)  -- of a drawing of ours: its text, its width and height in points
+  local file = source:match("%.svg$") and io.open(source)
+  if not file then return end
+  local drawing = file:read("a")
+  local width, height = drawing:match('<svg[^>]- width="([%d.]+)pt"'), drawing:match('<svg[^>]- height="([%d.]+)pt"')
+  return drawing, tonumber(width), tonumber(height)
+end
+
+-- All drawings are shown at one scale, so that their letters are of one size: on paper at five sixths, which makes one
+-- panel as wide as a column; on a screen as book.css says.
+local PAPER = 5 / 6
 
 local function image(element)
   if not is_ours(element.src) then return pandoc.Emph("(picture left out)") end
-  if FORMAT:match("typst") and not quarto then  -- pandoc's own writer leaves out the words
-    local alt = element.attributes.alt:gsub('["\\]', "")
-    return pandoc.RawInline("typst", ('#image("%s", alt: "%s")'):format(element.src, alt))
+  local drawing, width, height = size_of(element.src)
+  if FORMAT:match("typst") then
+    if width then  -- both, else typst makes one that is too high for its place less high, over its caption
+      element.attributes.width = ("%.3fin"):format(PAPER * width / 72)
+      element.attributes.height = ("%.3fin"):format(PAPER * height / 72)
+    end
+    if quarto then return element end
+    local alt = element.attributes.alt:gsub('["\\]', "")  -- pandoc's own writer leaves out the words
+    local size = width and (", width: %s, height: %s"):format(element.attributes.width, element.attributes.height) or ""
+    return pandoc.RawInline("typst", ('#image("%s", alt: "%s"%s)'):format(element.src, alt, size))
   end
-  if not is_html and not FORMAT:match("typst") then element.src = element.src:gsub("%.svg$", ".png") end  -- Word
-  local file = is_html and element.src:match("%.svg$") and io.open(element.src)
-  if not file then return element end
-  local over, drawing = '<span aria-hidden="true">', file:read("a")
+  if not is_html then element.src = element.src:gsub("%.svg$", ".png") end  -- Word
+  if not is_html or not drawing then return element end
+  local over = '<span aria-hidden="true">'
   for x, y, w, h, run, title in drawing:gmatch(box) do
-    local href = run == "" and "" or ('href="runs/%s.html"'):format(run)
+    local page = run:match(",") and "index.html#" .. run or run .. ".html"  -- of a pair both side by side
+    local href = run == "" and "" or ('href="runs/%s"'):format(page)
     over = over .. tip:format(x, y, w, h, href, title)
   end
   local panels = drawing:match('<desc data%-panels="([%d.,;|]*)"')
-  local points = tonumber(drawing:match('<svg[^>]- width="([%d.]+)pt"') or 999)
-  local facts = { class = points < 360 and "marked narrow" or "marked", ["data-panels"] = panels }
+  local facts = { class = "marked", ["data-panels"] = panels, style = width and "--points: " .. width }
+  if width and width > 360 and not panels then facts.class = "marked wide" end  -- than a phone
   return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, facts)
 end
 
@@ -56,7 +75,7 @@ end
 
 local function on_a_screen(address)  -- what paper cannot do, and where it is
   if not FORMAT:match("typst") then return {} end
-  local words = { "Interactive on a screen, under this heading: ", pandoc.Code(address), " of the HTML edition." }
+  local words = { "Interactive on a screen, in this section: ", pandoc.Code(address), " of the HTML edition." }
   return pandoc.Para({ pandoc.Emph(words) })
 end
 
@@ -101,7 +120,19 @@ local function as_a_line(element)
   local head = element.head.rows[1] and pandoc.utils.stringify(element.head.rows[1].cells[1].contents)
   if head ~= "will stand here" or #rows ~= 1 then return end
   local after = pandoc.utils.blocks_to_inlines(rows[1].cells[2].contents)
-  return pandoc.Para({ pandoc.Emph("Stands here after "), table.unpack(after) })
+  local line = pandoc.Plain({ pandoc.Emph("Stands here after "), table.unpack(after) })
+  return pandoc.utils.from_simple_table(pandoc.SimpleTable({}, { "AlignLeft" }, { 0 }, {}, { { { line } } }))
+end
+
+-- A line of text ends at the spaces of a command, never at the hyphens of a short word in it.
+local function code(element)
+  if not is_html or not element.text:match("%-") then return end
+  local function escaped(text) return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;")) end
+  local words = element.text:gsub("%S+", function(word)
+    local whole = #word <= 30 and word:match("%-")
+    return (whole and '<span class="whole">%s</span>' or "%s"):format(escaped(word))
+  end)
+  return pandoc.RawInline("html", "<code>" .. words .. "</code>")
 end
 
 local function as_wide_as_its_words(element)
@@ -154,7 +185,6 @@ local function answers_last(blocks)
     answers:extend(answer or {})
   end
   if #answers > 0 then
-    kept:insert(pandoc.RawBlock("typst", "#place.flush()"))  -- the appendix ends with its pictures
     kept:insert(pandoc.Header(1, "Answers", pandoc.Attr("answers", { "unnumbered" })))
     kept:extend(answers)
   end
@@ -219,11 +249,17 @@ local function whole_beginnings(blocks)
   return blocks
 end
 
+local function declared()  -- the keywords of the package
+  local file = io.open("../CITATION.cff")
+  return file and pandoc.read("---\n" .. file:read("a") .. "\n---\n", "markdown").meta.keywords
+end
+
 function Pandoc(doc)
+  doc.meta.keywords = doc.meta.keywords or declared()
   local none = function() return {} end
   doc = doc:walk({ Block = safe, Inline = safe, RawBlock = none, RawInline = none })
   if FORMAT:match("typst") then doc.blocks = whole_beginnings(answers_last(doc.blocks)) end
-  local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program }
+  local shown = { Div = div, Link = link, Image = image, Table = as_wide_as_its_words, CodeBlock = program, Code = code }
   doc = doc:walk({ Para = para, Div = explored }):walk(shown):walk({ BlockQuote = quote })
   if not quarto then return doc:walk({ traverse = "topdown", Header = header, Div = float }):walk({ Cite = cite }) end
   return doc

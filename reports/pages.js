@@ -13,8 +13,8 @@ const search = () => {
   const rank = ({ title, terms, text }) => has(title) ? 0 : has(terms) ? 1 : has(title, terms, text) ? 2 : 3;
   const hits = (window.searchIndex ?? []).filter((hit) => rank(hit) < 3).sort((a, b) => rank(a) - rank(b)).slice(0, 20);
   found.replaceChildren(make("ul", {}, ...hits.map(({ href, title, text }) => {
-    const at = Math.max(0, text.toLowerCase().indexOf(words[0]) - 40);
-    const near = make("small", {}, `… ${text.slice(at, at + 110)} …`);
+    const at = text.toLowerCase().indexOf(words[0]) - 40, from = at > 0 ? text.indexOf(" ", at) + 1 : 0;  // whole words
+    const near = make("small", {}, `… ${text.slice(from, from + 110).replace(/\s\S*$/, "")} …`);
     return make("li", {}, make("a", { href }, title, near));
   })));
   if (words.length && !hits.length) found.textContent = window.searchIndex ? "Nothing found." : "Reading the report ...";

@@ -533,7 +533,7 @@ def test_on_a_phone_a_table_says_that_it_moves_and_its_rows_keep_their_names(
     page = visit(chapter_page(book), 390)
     page.wait_for_selector("#tbl-one-rows table[tabindex]")
     caption = page.locator("figure:has(table) > figcaption").first
-    assert "Swipe" in caption.evaluate("e => getComputedStyle(e, '::after').content")
+    assert "Swipe" in caption.evaluate("e => getComputedStyle(e, '::before').content")
     table = page.locator("#tbl-one-rows table")
     left = "table => Math.round(table.rows[1].cells[0].getBoundingClientRect().left)"
     before = table.evaluate(left)
@@ -799,7 +799,8 @@ def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[.
     assert ["x y", "1", "3", "3.00x"] in rows
     assert ["val loss", "2.5", "2.75", "+0.25 nats"] in rows, "losses have differences"
     assert ["step (ms)", "12,345", "12,300", "−0.365%"] in rows
-    assert "Two single runs." in shown
+    assert shown.startswith("Two single runs.")
+    assert re.fullmatch(r"memory: a \(\S+\) and memory: b \(\S+\)", page.title())
     assert (
         shown.index("Results") < shown.index("outcome") < shown.index("Configuration")
         and "same" not in shown
@@ -811,7 +812,7 @@ def test_any_two_runs_are_compared_by_what_differs(book: Path, visit: Callable[.
         "#tool"
     )
     page.get_by_role("button", name="clear memory: a").click()
-    assert page.inner_text("#tool") == ""
+    assert page.inner_text("#tool") == "" and page.title() == page.inner_text("h1") == "All runs"
     a, b = page.locator("[data-run]").evaluate_all("boxes => boxes.map((box) => box.dataset.run)")
     page.goto("about:blank")
     page.goto((book / "runs" / "index.html").as_uri() + f"#{b},{a}")  # as a number of the text does
@@ -847,6 +848,7 @@ def test_the_list_of_runs_says_what_a_reader_looks_for_and_is_chosen_from(
     for box in page.locator("[data-run]").all()[:3]:
         box.dispatch_event("click")
     assert page.locator("[data-run]:checked").count() == 2, "the first makes room for the third"
+    assert page.inner_text("#tool").startswith("Two at most: “")
 
 
 def fits_page(folder: Path) -> Path:
@@ -1111,4 +1113,10 @@ def test_a_mark_names_its_series_its_values_and_the_run_of_its_row() -> None:
         "H200\npeak memory: 2 GiB\nthousand tokens/s: 3\nlabel: b\nmemory/b",
     )
     assert len(found) == 2
+    both = rows.assign(run=[("x/memory/a-1", run) for run in rows["run"]], variant=["k_1", "k_2"])
+    axes.set(xlabel="peak memory (GiB)", ylabel="speed (longer is better)")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    shown = tooltips(fig, fig.get_tightbbox(), both)
+    assert 'data-run="memory/a-1,memory/b-2"' in shown and "speed: 300%\n" in shown
+    assert "k_2" not in shown, "a key is not for readers"
     plt.close(fig)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from conftest import CHECKOUT
 
+import lsai_lab as lab
 from lsai_core.config.model import ModelConfig
 from lsai_core.config.strict import validated
 from lsai_lab.analysis.attention import kernel_lead, window_times
@@ -114,3 +115,17 @@ def test_panels_are_lettered_in_their_order_and_keep_their_titles() -> None:
     letter(alone)
     assert not axes.get_title(loc="left")
     plt.close("all")
+
+
+def test_models_compiled_as_a_whole_count_among_the_programs_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    errors = lab.prediction_errors(lab.run_predictions())
+    summary = lab.error_summary(errors).set_index(["what", "tested_on"])
+    assert (
+        summary.loc["active memory", "n"][["others' programs", "others' compiled models"]].sum()
+        == 70
+    )
+    active = errors[errors["tested_on"].str.startswith("others'")].query("what == 'active memory'")
+    assert (active["error"].abs() <= 0.03).sum() == 52, "by the first predictions"

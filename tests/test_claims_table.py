@@ -88,3 +88,12 @@ def test_how_long_after_its_bound_a_run_began(monkeypatch: pytest.MonkeyPatch) -
     begun = rows["first run"] != "–"
     late = rows["bound"].str.endswith("late")
     assert (rows["first run"].str.startswith("−") == late)[begun].all() and late[begun].any()
+
+
+def test_claims_on_predicted_memory_stand_with_the_chapter_that_tells_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LSAI_ROOT", str(CHECKOUT))
+    sections = lab.all_claims(lab.judged()).set_index("name")["section"]
+    assert (sections[["memory_estimators", "memory_rivals"]] == "sec-prediction").all()
+    assert sections["bf16_speed"] == "sec-attention"

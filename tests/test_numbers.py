@@ -114,7 +114,13 @@ def test_a_number_leads_to_a_run_however_it_is_named(empty: Path) -> None:
     for named in (run, run.folder, str(run.folder)):
         assert number(1.5, "{:.2f}x", named).run == f"h100/memory/{run.folder.name}"
     assert number(1.5, None, row).run.startswith("h100/memory/bf16-")
-    before, after = number(1.5, None, row, run).run.split(",")
-    assert before == f"h100/memory/{run.folder.name}" and after == number(1.5, None, row).run
+    other = lab.find_run("h100/memory.baseline")
+    before, after = number(1.5, None, row, other).run.split(",")
+    assert before == f"h100/memory/{other.folder.name}" and after == number(1.5, None, row).run
+    pair = (str(other.folder), row["run"])  # as rows of differences have it
+    assert (
+        number(1.5, None, {"run": pair}).run == number(1.5, None, pair).run == f"{before},{after}"
+    )
+    assert number(1.5, None, row, run).run == after, "not beside itself"
     with pytest.raises(UserError, match="a run is a row of"):
         number(1.5, "{:.2f}x", 7)

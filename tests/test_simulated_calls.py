@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,20 @@ def test_a_program_may_watch_itself(
         around(step)
     assert watched.peak_reserved_gib == plain.peak_reserved_gib
     assert "Failed" not in capfd.readouterr().err
+
+
+def test_what_programs_ask_of_a_gpu_beside_their_steps(tmp_path: Path) -> None:
+    with simulated_gpu("h100") as gpu, torch.cuda.device(0):
+        torch.cuda.set_per_process_memory_fraction(0.9)
+        torch.cuda.memory._record_memory_history()
+        batch()
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot"))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.cudart().cudaProfilerStart()
+        torch.cuda.profiler.stop()
+        assert torch.cuda.utilization() == 0
+        assert torch.cuda.get_allocator_backend() == "native"
+    assert gpu.fits and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -362,6 +362,14 @@ def test_the_largest_batch_fits_and_the_next_larger_ones_do_not() -> None:
         largest_batch(lambda batch: wide_step(10_000 * batch), "5GB")
 
 
+def test_a_script_that_lacks_a_package(shared: Project, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nimport not_a_package\n")
+    code, _, err = shared.lsai("predict", "--script", str(path))
+    assert code == 2 and err.endswith("train.py, line 2: No module named 'not_a_package'\n")
+    assert len(err.splitlines()) == 1
+
+
 def test_the_largest_batch_of_a_script(shared: Project, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
@@ -387,7 +395,13 @@ def test_every_configuration_was_predicted_before_it_is_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch_encoder_fp32", "gru_autocast", "mixer_recomputed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torch_encoder_fp32", "gru_autocast", "mixer_recomputed", "resnet50_fp32_sgd"),
+        *("bart_autocast", "t5_bf16", "vit_autocast", "whisper_fp16_scaler"),
+    ],
+)
 def test_committed_predictions_are_those_of_the_code(name: str) -> None:
     """Those made after the measurement; the earlier ones are what an earlier code said."""
     path = CHECKOUT / "reports/predictions/anybody.in_sample.json"

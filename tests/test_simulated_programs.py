@@ -3,6 +3,7 @@ make mistakes."""
 
 from __future__ import annotations
 
+import io
 import time
 import traceback
 from collections.abc import Callable
@@ -84,6 +85,29 @@ def test_a_loss_is_printed_and_a_state_is_saved(tmp_path: Path) -> None:
     assert file.exists()
 
 
+def test_what_was_saved_can_be_loaded(tmp_path: Path) -> None:
+    """As programs do that keep the best model and test it at their end."""
+    size = 2**20 * 4
+    for file in (tmp_path / "best.pt", io.BytesIO()):
+        with simulated_gpu("h100"):
+            model = nn.Linear(1024, 1024, bias=False).cuda()
+            torch.save({"model": model.state_dict(), "epoch": 3}, file)
+            before = torch.cuda.memory_allocated()
+            found = torch.load(file)
+            assert torch.cuda.memory_allocated() == before + size and found["epoch"] == 3
+            model.load_state_dict(found["model"])
+            del found
+            assert torch.cuda.memory_allocated() == before
+            on_cpu = torch.load(file, map_location="cpu")
+            assert torch.cuda.memory_allocated() == before and not on_cpu["model"]["weight"].is_cuda
+    with simulated_gpu("h100"):
+        torch.save(nn.Linear(8, 8).cuda(), tmp_path / "whole.pt")
+        again = torch.load(tmp_path / "whole.pt", weights_only=False)
+        assert again(torch.randn(2, 8, device="cuda")).shape == (2, 8)
+        with pytest.raises(FileNotFoundError):
+            torch.load(tmp_path / "other.pt")
+
+
 def test_statistics_of_memory() -> None:
     with simulated_gpu("h100"):
         x = torch.empty(2**28, dtype=torch.uint8, device="cuda")
@@ -157,3 +181,77 @@ def test_a_program_gets_to_know_where_its_tensors_are() -> None:
         assert not torch.tensor([]).is_cuda
         with torch.autocast(there.device.type, dtype=torch.bfloat16):
             assert model(there).dtype == torch.bfloat16
+
+
+def of_bf16(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+
+
+def whole(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("call", "operator"),
+    [
+        (lambda x: nn.Linear(8, 8, device="cuda", dtype=torch.bfloat16)(x), "aten::addmm"),
+        (lambda x: F.linear(of_bf16(4, 8), of_bf16(8, 8), x[0]), "aten::addmm"),
+        (lambda x: x @ of_bf16(8, 8), "aten::mm"),
+        (lambda x: x @ of_bf16(8), "aten::mv"),
+        (lambda x: F.conv_transpose1d(x.mT[None], of_bf16(8, 8, 3)), "aten::convolution"),
+        (lambda x: F.layer_norm(x, (8,), of_bf16(8), of_bf16(8)), "aten::native_layer_norm"),
+        (lambda x: F.group_norm(x, 2, of_bf16(8), of_bf16(8)), "aten::native_group_norm"),
+        (
+            lambda x: F.scaled_dot_product_attention(x[None, None], of_bf16(1, 1, 4, 8), x[None]),
+            "aten::scaled_dot_product_attention",
+        ),
+        (lambda x: F.cross_entropy(x, whole(4, dtype=torch.int32)), "aten::nll_loss_forward"),
+        (lambda x: F.binary_cross_entropy(x, whole(4, 8)), "aten::binary_cross_entropy"),
+        (lambda x: x.index_add(0, whole(4), of_bf16(4, 8)), "aten::index_add"),
+        (lambda x: nn.Linear(8, 8, device="cuda")(whole(4, 8)), "aten::addmm"),
+        (lambda x: whole(4, 8) @ whole(8, 4), "aten::mm"),
+        (lambda x: torch.softmax(whole(4), 0), "aten::_softmax"),
+    ],
+)
+def test_dtypes_that_pytorch_refuses_on_a_gpu(
+    call: Callable[[Tensor], Tensor], operator: str
+) -> None:
+    with (
+        pytest.raises(RuntimeError, match="in simulated_gpu") as found,
+        simulated_gpu("h100") as gpu,
+    ):
+        call(torch.randn(4, 8, device="cuda"))
+    assert f"({operator}, in simulated_gpu)" in str(found.value)
+    assert gpu.verdict == "cut off"
+
+
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    def product() -> Tensor:
+        a = of_bf16(32, 32).to(torch.float8_e4m3fn)
+        one = torch.ones((), device="cuda")
+        return torch._scaled_mm(a, a.t(), scale_a=one, scale_b=one)
+
+    with simulated_gpu("l40s"):
+        product()
+    with pytest.raises(RuntimeError, match="compute capability"), simulated_gpu("a100 80gb"):
+        product()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: nn.LayerNorm(8, device="cuda")(x.bfloat16()),
+        lambda x: nn.BatchNorm1d(8, device="cuda")(x.bfloat16()),
+        lambda x: torch.cat([x, x.bfloat16()]) + x.bfloat16().repeat(2, 1),
+        lambda x: F.cross_entropy(x, whole(4)) + F.mse_loss(x, whole(4, 8)),
+        lambda x: F.cross_entropy(x, torch.rand(4, 8, device="cuda")),
+        lambda x: F.embedding(whole(4, dtype=torch.int32), x),
+    ],
+)
+def test_dtypes_that_pytorch_takes_together(call: Callable[[Tensor], Tensor]) -> None:
+    with simulated_gpu("h100") as gpu:
+        x = torch.randn(4, 8, device="cuda")
+        call(x)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            nn.Linear(8, 8, device="cuda")(x.half())
+    assert gpu.fits

@@ -18,6 +18,22 @@ from torch.cuda import nvtx
 
 from lsai_core.base.errors import UserError
 
+_METERS = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+_SILENT = (
+    *("set_per_process_memory_fraction", "ipc_collect", "_sleep", "reset_max_memory_allocated"),
+    *("reset_max_memory_cached", "reset_accumulated_memory_stats"),
+)
+
+
+def _none(*_arguments: Any, **_options: Any) -> None: ...
+
+
+class _Nothing(contextlib.nullcontext[None]):
+    """A context that changes nothing, whatever it is given: there is one GPU."""
+
+    def __init__(self, *_arguments: Any) -> None:
+        super().__init__()
+
 
 class Event:
     """`torch.cuda.Event`, for which no time passes."""
@@ -57,16 +73,28 @@ def call_answers(main: Stream) -> dict[str, Callable[..., Any]]:
         "CUDAGraph": _Graph,
         "graph": _Graph,
         "make_graphed_callables": _Graph,
+        "device": _Nothing,
+        "device_of": _Nothing,
+        "cudart": lambda: SimpleNamespace(cudaProfilerStart=_none, cudaProfilerStop=_none),
+        "initial_seed": lambda: 0,
+        "get_allocator_backend": lambda: "native",
+        **{name: lambda *_, **__: 0 for name in _METERS},
+        **{name: lambda *_, **__: None for name in _SILENT},
     }
 
 
 def quiet_calls() -> list[tuple[Any, str, Any]]:
-    """What else is changed (owner, name, value): what streams do with a tensor, marks for NVIDIA's
-    profiler, and PyTorch's own, which looks at the host alone."""
+    """What else is changed (owner, name, value): what streams do with a tensor, records of the
+    memory, marks for NVIDIA's profiler, and PyTorch's own, which looks at the host alone."""
     marks = {"rangePushA": lambda *_: 0, "rangePop": lambda: 0, "markA": lambda *_: None}
     marks |= {"rangeStartA": lambda *_: 0, "rangeEnd": lambda *_: None}
     return [
         (torch.Tensor, "record_stream", lambda _tensor, _stream: None),
+        (torch.cuda.memory, "_record_memory_history", _none),
+        (torch.cuda.memory, "_dump_snapshot", _none),
+        (torch.cuda.memory, "get_allocator_backend", lambda: "native"),
+        (torch.cuda.profiler, "start", _none),
+        (torch.cuda.profiler, "stop", _none),
         (nvtx, "_nvtx", SimpleNamespace(**marks)),
         (profiler.profile, "__init__", _of_the_host(profiler.profile.__init__)),
         (profiler, "emit_nvtx", lambda *_, **__: contextlib.nullcontext()),

@@ -72,7 +72,7 @@ class SimulatedGpu(Shown):
         self.gpu = gpu
         self._main = Stream()
         with torch.cpu.stream(self._main):
-            self._tracker = StepTracker()
+            self._tracker = StepTracker(has_fp8=capability_of(gpu) >= (8, 9))
         self._seen: set[int] = set()
         self.updates = 0
         self._values = NoValues()
@@ -322,8 +322,9 @@ def simulated_gpu(gpu: str | float = "h100") -> SimulatedGpu:
     Everything that happens inside counts, from the first tensor on: build the model and the
     optimizer there, and run three steps, for states come with the first. A tensor that is made
     without a device lies on the GPU. Values do not exist: `.item()`, `float()` and comparisons see
-    zeros, which a line and the remark say, and `torch.save` writes nothing. A program that ends
-    with an error is cut off there: no verdict but `too large` is known then. Inside,
+    zeros, which a line and the remark say; `torch.save` writes nothing, and `torch.load` gives the
+    shapes of what was saved. A program that ends with an error is cut off there: no verdict but
+    `too large` is known then. Inside,
     `torch.cuda.max_memory_allocated()` leaves out the libraries' workspaces, which
     `peak_allocated_gib` has. Raises UserError for a model that was built outside, with the
     operator's name where the program cannot be followed without values, and for what is not

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lsai_core.kernels import fake_operator
+from lsai_core.prediction.dtypes import refuse_dtypes
 from lsai_core.prediction.fake_kernels import rms_norm
 from lsai_core.prediction.gpu_recurrent import GRU, PLAIN, lstm, of_gates
 
@@ -200,6 +201,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    refuse_dtypes("aten::scaled_dot_product_attention", (q, k, v))
     kernel = sdpa_kernel(q, k, v, attn_mask, is_causal, enable_gqa)
     if _traced() and attn_mask is None and not is_causal:
         kernel = MATH  # as an H200 ran BERT and ViT (PyTorch 2.11)

@@ -170,6 +170,7 @@ def presented(
         (FakeTensor, "device", _device(places)),
         (torch._subclasses.fake_tensor.log, "disabled", True),  # it repeats what is raised
         (torch, "save", values.save),
+        (torch, "load", values.load(torch.load)),
         (torch.cuda.memory, "memory_stats_as_nested_dict", lambda *_, **__: _statistics(memory)),
         (DataLoader, "_get_iterator", _in_this_process),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),

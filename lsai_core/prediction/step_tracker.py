@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from lsai_core.base.errors import UserError
+from lsai_core.prediction.dtypes import refuse_dtypes
 from lsai_core.prediction.gpu_scratch import GPU_SCRATCH
 from lsai_core.prediction.tracker import OTHER, PurposeTracker, by_autograd, storage_of
 from lsai_core.profiling.memory import Moment, Phase, cause_of_results, running_phase
@@ -59,11 +60,13 @@ def by_cause(bytes_of: Mapping[str, int]) -> Counter[str]:
 class StepTracker(PurposeTracker):
     """`PurposeTracker` over anybody's program: phases and causes follow from what runs.
 
-    `moments`: after each operator that made or freed something.
+    `moments`: after each operator that made or freed something. `has_fp8`: whether the GPU
+    multiplies in fp8.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_fp8: bool = True) -> None:
         super().__init__(on_gpu=True)
+        self.has_fp8 = has_fp8
         self.moments = Moments()
         self._place: Place | None = None
         self._sent: set[int] = set()  # storages that a program put on the GPU in words
@@ -126,7 +129,14 @@ class StepTracker(PurposeTracker):
             return func(*args)
         if func is torch.ops.aten.add.Tensor and by_autograd(sys._getframe(1)):
             func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
-        self._operator = func.name().partition("::")[2].partition(".")[0]
+        name = func.name().partition(".")[0]
+        self._operator = name.partition("::")[2]
+        refuse_dtypes(name, args)
+        if name == "aten::_scaled_mm" and not self.has_fp8:
+            raise RuntimeError(
+                "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 "
+                "or 8.9 (in simulated_gpu)"
+            )
         before = self._place
         self._place = before or self._place_of(func, args, kwargs)
         try:

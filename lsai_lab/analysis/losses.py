@@ -88,6 +88,17 @@ def require_one_run_a_seed(runs: pd.DataFrame) -> None:
         )
 
 
+def first_pairs(runs: pd.DataFrame, base: str) -> pd.Series:
+    """Of each variant but `base` the folders `(of base, of the variant)` of the first seed that
+    both have; `runs`: rows of one machine and part, one a seed."""
+    wide = runs.pivot(index="repeat", columns="variant", values="run").sort_index()
+    if base not in wide:
+        return pd.Series(dtype=object)
+    both = {name: wide[[base, name]].dropna() for name in wide.columns if name != base}
+    found = {name: tuple(ends.iloc[0]) for name, ends in both.items() if len(ends)}
+    return pd.Series(found, dtype=object)
+
+
 def paired(
     values: pd.Series, runs: pd.DataFrame, base: str, settings: int | None = None
 ) -> pd.DataFrame:
@@ -118,7 +129,8 @@ def paired(
 def loss_changes(runs: pd.DataFrame, base: str, last: int = LAST_STEPS) -> pd.DataFrame:
     """Validation and training loss beside each other, as differences from variant `base` of one
     machine and part, a row a variant: `validation` and `training` (the mean over seeds), each with
-    its `_half` of the joint 95 % interval; `n` seeds; `tokens`, `distinct_tokens`, `passes`.
+    its `_half` of the joint 95 % interval; `n` seeds; `tokens`, `distinct_tokens`, `passes`; and
+    `run`, the pair of folders (of base, of the variant) of the first seed.
 
     The training loss of a run is the mean of its `last` steps.
     """
@@ -132,7 +144,9 @@ def loss_changes(runs: pd.DataFrame, base: str, last: int = LAST_STEPS) -> pd.Da
             "training": training["mean"],
             "training_half": training["half"],
             "n": validation["n"],
-        }
+            "run": first_pairs(runs[runs["outcome"] == "ok"], base),
+        },
+        index=validation.index,
     ).join(read)
 
 

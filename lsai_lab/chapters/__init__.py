@@ -15,6 +15,7 @@ Pictures:
     thousands                            an axis in thousands
     GPU_COLORS, MARKERS, series_style(n) a GPU's colour; markers; colour and marker of series n
     number_map                           a table of numbers coloured by value
+    two_lines                            a long name of a row, broken
 
 Your machine:
 
@@ -112,7 +113,14 @@ NAMES = {
     "lsai_lab.report.studies": ("parameters",),
     "lsai_lab.report.show": ("run_link", "say"),
     "lsai_lab.report.numbers": ("number",),
-    "lsai_lab.report.charts": ("loss_chart", "number_map", "panels", "stacked", "thousands"),
+    "lsai_lab.report.charts": (
+        "loss_chart",
+        "number_map",
+        "panels",
+        "stacked",
+        "thousands",
+        "two_lines",
+    ),
     "lsai_lab.report.colors": ("COLORS", "GPU_COLORS", "PALETTE"),
     "lsai_lab.report.yours": (
         "own_runs",

@@ -2,13 +2,14 @@
 
 import pandas as pd
 
+from lsai_lab.analysis.losses import first_pairs
 from lsai_lab.analysis.summary import summarize
 
 
 def fp8_gains(runs: pd.DataFrame) -> pd.DataFrame:
     """The 8 B model with the recipe `fused` beside bf16 with the same kernels, of `lab.recorded()`:
     `measured in`, `GPU, tokens a step`, the medians `bf16` and `fp8` (tokens/s), their ratio
-    `gain`, and the first run of each, `bf16_run` and `run`."""
+    `gain`, and `run`, the pair of first runs (in bf16, in fp8)."""
     of_part = runs["study"] + " " + runs["part"] + " " + runs["machine"]
     one, two = "H100, 1 x 4,096", "H200, 2 x 4,096"
     last = "H200, 1 x 4,096"
@@ -25,8 +26,9 @@ def fp8_gains(runs: pd.DataFrame) -> pd.DataFrame:
     for where, setting, chosen, before, after in sets:
         found = summarize(runs[chosen], ["tokens_per_s"]).set_index("variant")
         speeds, first = found["tokens_per_s"], found["run"]
-        rows.append((where, setting, speeds[before], speeds[after], first[before], first[after]))
-    names = ["measured in", "GPU, tokens a step", "bf16", "fp8", "bf16_run", "run"]
+        both = (first[before], first[after])
+        rows.append((where, setting, speeds[before], speeds[after], both))
+    names = ["measured in", "GPU, tokens a step", "bf16", "fp8", "run"]
     table = pd.DataFrame(rows, columns=names)
     table.insert(4, "gain", table["fp8"] / table["bf16"])
     return table
@@ -44,8 +46,8 @@ EARLY = {
 def fp8_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Of `lab.recorded()`, wherever the 8 B model trained with one sequence a step: the validation
     loss with the recipe `fused` less that in bf16 of the same seed and session (nats). A row for
-    each set of runs: `measured in`, `GPU`, `steps`, how the weights are `rounded`, and a column for
-    each seed; the last set is the advised setting."""
+    each set of runs: `measured in`, `GPU`, `steps`, how the weights are `rounded`, a column for
+    each seed, and `run`, the pair of the first seed; the last set is the advised setting."""
     of_part = runs["study"] + " " + runs["part"] + " " + runs["machine"]
     rows = []
     for name, (where, before, after) in EARLY.items():
@@ -57,5 +59,6 @@ def fp8_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
             "stochastically" if first["optim.rounding"] == "stochastic" else "to nearest"
         )
         apart = losses[after] - losses[before]
-        rows.append(row | {f"seed {repeat:.0f}": change for repeat, change in apart.items()})
+        row |= {f"seed {repeat:.0f}": change for repeat, change in apart.items()}
+        rows.append(row | {"run": first_pairs(pair, before)[after]})
     return pd.DataFrame(rows)

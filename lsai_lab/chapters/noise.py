@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from lsai_lab.analysis.summary import SESSION_SPREAD
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.claims.evaluate import VERDICTS
 from lsai_lab.claims.words import claims_table
@@ -56,12 +57,12 @@ def speed_noise(runs: pd.DataFrame) -> pd.DataFrame:
     good = good[~beside.groupby(place).transform("any")]
     large = good["parameters"] > 1e9
     sessions = session_differences(good[large & good["disturbed"].isna()])["spread"]
-    no_overlap = "their ranges do not overlap"
+    apart = f"their ranges do not overlap, and their medians are over {SESSION_SPREAD:.1%} apart"
     further = "their medians are further apart than the largest of these"
     across = float(sessions.median()), float(sessions.max()), len(sessions)
     rows = [
-        ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), no_overlap),
-        ("repeats, small models", *_apart(good[~large], _REPEATS, "run"), no_overlap),
+        ("repeats, over 1 B parameters", *_apart(good[large], _REPEATS, "run"), apart),
+        ("repeats, small models", *_apart(good[~large], _REPEATS, "run"), apart),
         ("sessions, over 1 B parameters", *across, further),
     ]
     return pd.DataFrame(rows, columns=["equal work", "median", "largest", "cases", "rule"])
@@ -122,13 +123,13 @@ def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
 
 def claims_with(judged: pd.DataFrame, *verdicts: str) -> pd.DataFrame:
     """The claims of `lab.judged()` with one of `verdicts`: `claim`, `bound`, `measured` in words,
-    `study`, `run` (the first that decides it), and `missed`: by what share of its bound the worst
+    `study`, `run` (the first that it compares), and `missed`: by what share of its bound the worst
     repeat or the far end of the interval misses it."""
     declared = load_claims()
     found = judged[judged["verdict"].isin(verdicts)].reset_index()
     rows = claims_table(found, declared)[["name", "claim", "bound", "measured"]]
     rows["study"] = [declared[name].study for name in found["name"]]
-    rows["run"] = [runs[0] for runs in found["runs"]]
+    rows["run"] = found["run"]
     ends = found[["value", "low", "high"]].astype(float)
     upper = np.array([declared[name].at_most is not None for name in found["name"]])
     limits = np.array([declared[name].limit for name in found["name"]], float)
@@ -189,10 +190,11 @@ def all_claims(judged: pd.DataFrame) -> pd.DataFrame:
     rows["first run"] = first_run_after(found).map(_duration)
     rows["kind"] = rows["verdict"].map([*VERDICTS[1:], VERDICTS[0]].index)
     rows["verdict"] = rows["verdict"].where(found["held"], "**" + rows["verdict"] + "**")
-    rows["run"] = [runs[0] if runs else None for runs in found["runs"]]
+    rows["run"] = found["run"]
     studies = {name: str(declared[name].study) for name in found["name"]}
     rows["section"] = [_SECTIONS.get(study, _SECTIONS[""]) for study in studies.values()]
-    for beginning, study in (("states_", "states"), ("fresh_fp8_", "fp8"), ("advised_", "fp8")):
+    others = {"states_": "states", "fresh_fp8_": "fp8", "advised_": "fp8", "memory_": ""}
+    for beginning, study in others.items():
         begins = found["name"].str.startswith(beginning)
         rows["section"] = rows["section"].mask(begins, _SECTIONS[study])
     rows["order"] = rows["section"].map([*dict.fromkeys(_SECTIONS.values())].index)

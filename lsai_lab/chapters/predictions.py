@@ -8,13 +8,14 @@ import pandas as pd
 
 from lsai_core.base.files import read_jsonl
 from lsai_core.prediction import memory
-from lsai_lab.predictions.programs import program_errors
+from lsai_lab.predictions.programs import compiled_program_errors, program_errors
 from lsai_lab.predictions.recorded import step_errors
 from lsai_lab.project.files import reading_root
 from lsai_lab.report.predicted import prediction_table, tried_predictions
 
 PARTS = list(memory.PARTS)
 RECORDED, NEW = "recorded runs", "new configurations"
+OTHERS, COMPILED = "others' programs", "others' compiled models"
 
 
 def prediction_errors(recorded: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +23,8 @@ def prediction_errors(recorded: pd.DataFrame) -> pd.DataFrame:
     `tested_on`, `predicted` and `measured` (GiB; s), `error`, and `set` of new configurations.
 
     `recorded`: `run_predictions`. New configurations were predicted before they ran; recorded runs
-    were there when the model was made.
+    were there when the model was made. Last come the programs of others, of which only the first
+    `error` is said.
     """
     known = recorded.dropna(subset=["error", "reserved"])
     tries = tried_predictions()
@@ -41,6 +43,11 @@ def prediction_errors(recorded: pd.DataFrame) -> pd.DataFrame:
         rows = steps[steps["speeds"] == sample]
         times = _rows("time of a step", name, rows["estimated_s"], rows["step_s"])
         parts.append(times.assign(run=rows["run"], study=rows["study"]))
+    others = {OTHERS: program_errors(), COMPILED: compiled_program_errors()}
+    for name, programs in others.items():
+        for kind in ("active", "reserved"):
+            what = f"{kind} memory"
+            parts.append(pd.DataFrame({"error": programs[kind]}).assign(what=what, tested_on=name))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -108,11 +115,7 @@ def sorted_errors(errors: Mapping[str, pd.Series]) -> pd.DataFrame:
 
 def error_summary(errors: pd.DataFrame) -> pd.DataFrame:
     """One row per `what` and `tested_on` of `prediction_errors`: `n`, the median size of the error,
-    that of nine in ten, how many are off by more than a tenth, and the ends. Last those of others'
-    programs (`program_errors`)."""
-    others = program_errors()[["active", "reserved"]].melt(var_name="what", value_name="error")
-    others = others.assign(what=others["what"] + " memory", tested_on="others' programs")
-    errors = pd.concat([errors, others])
+    that of nine in ten, how many are off by more than a tenth, and the ends."""
     groups = errors.groupby(["what", "tested_on"], sort=False)["error"]
     size = errors.assign(size=errors["error"].abs()).groupby(["what", "tested_on"], sort=False)
     found = pd.DataFrame({"n": groups.size()})

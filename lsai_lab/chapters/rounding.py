@@ -6,6 +6,7 @@ import pandas as pd
 
 from lsai_lab.analysis.intervals import half_width
 from lsai_lab.analysis.losses import (
+    first_pairs,
     loss_by_pass,
     loss_changes,
     require_one_run_a_seed,
@@ -46,7 +47,8 @@ def cost_by_steps(runs: pd.DataFrame, base: str = "fp32", steps_each: int = 185)
     """How far the losses of each variant lie from those of `base` of the same seed as training goes
     on, all of one machine: `variant`, `loss` (training, the mean over each `steps_each` steps, or
     validation, where it was measured), `tokens` read until then, `mean` of the seeds, `half` of the
-    95 % interval, `n`. UserError if a variant has two runs of one seed."""
+    95 % interval, `n`, and `run`, the first seed's pair of folders. UserError if a variant has two
+    runs of one seed."""
     ended = runs[runs["outcome"] == "ok"]
     require_one_run_a_seed(ended)
     found = []
@@ -66,7 +68,8 @@ def cost_by_steps(runs: pd.DataFrame, base: str = "fp32", steps_each: int = 185)
     )
     apart = wide.drop(columns=base).sub(wide[base], axis=0).melt(ignore_index=False).reset_index()
     groups = apart.dropna(subset="value").groupby(["variant", "loss", "tokens"], sort=False)
-    return groups["value"].agg(mean="mean", half=half_width, n="count").reset_index()
+    costs = groups["value"].agg(mean="mean", half=half_width, n="count").reset_index()
+    return costs.assign(run=costs["variant"].map(first_pairs(ended, base)))
 
 
 Studies = Mapping[str, tuple[pd.DataFrame, str]]  # in words: the runs, their variant in fp32
@@ -77,17 +80,20 @@ WAYS |= {"bf16_rounded": "stochastic", "bf16sr_1": "stochastic"}
 def cost_by_pass(studies: Studies) -> pd.DataFrame:
     """What each way to round bf16 states costs in each pass over the text: `study`, `way`, `pass`
     (from 1), `change` of the training loss over fp32 states of the same seed (nats, the mean of the
-    seeds), `half` of its 95 % interval, and `runs`, study and way in words."""
+    seeds), `half` of its 95 % interval, `runs`, study and way in words, and `run`, the first seed's
+    pair of folders."""
     found = []
     for study, (runs, base) in studies.items():
         by_pass = loss_by_pass(runs)
         wide = by_pass.pivot_table(index=["pass", "repeat"], columns="variant", values="loss")
+        pairs = first_pairs(by_pass[by_pass["pass"] == 1], base)
         for variant, way in WAYS.items():
             if variant in wide:
                 apart = (wide[variant] - wide[base]).groupby("pass")
                 frame = pd.DataFrame({"change": apart.mean(), "half": apart.apply(half_width)})
                 named = frame.reset_index().assign(study=study, way=way)
-                found.append(named.assign(runs=f"{study}, {way}"))
+                both = [pairs[variant]] * len(named)
+                found.append(named.assign(runs=f"{study}, {way}", run=both))
     return pd.concat(found)
 
 

@@ -28,7 +28,7 @@ are none, there is no value, and the note says why.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from lsai_lab.claims.intervals import (
     interval_verdict,
     training_interval,
 )
-from lsai_lab.claims.terms import NoData, best_of, rows_of
+from lsai_lab.claims.terms import NoData, best_of, first_runs, rows_of
 from lsai_lab.project.files import reading_root
 
 READ = ("tokens", "distinct_tokens", "passes")
@@ -68,6 +68,7 @@ COLUMNS = (
     *READ,
     *TRAINING,
     "runs",
+    "pair",
 )
 VERDICTS = ("held", "failed", "undecided", "incomplete", "no data", "withdrawn")
 _IDENTITY = ["study", "variant", "part", "repeat"]
@@ -77,7 +78,7 @@ _IDENTITY = ["study", "variant", "part", "repeat"]
 class Found:
     """A rule's number, the ends of its range, the number of independent runs behind each figure,
     whether it and each repeat keep the bound, the rows behind it, facts for the sentence; `note`:
-    what outcomes do not say."""
+    what outcomes do not say; `pair`: the folders of the first runs that it compares."""
 
     value: float
     ends: tuple[float, float] | None
@@ -86,6 +87,7 @@ class Found:
     rows: pd.DataFrame
     facts: dict[str, Any]
     note: str = ""
+    pair: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -98,12 +100,14 @@ def evaluate(
 
     `value`, `low` and `high` (over the repeats, missing with one run; of losses the ends of the
     interval) are rounded after the verdict; `n` is the number of independent runs behind each
-    figure, `runs` every run's `<machine>/<study>/<folder>`. `bound_set` is when the bound was
-    committed, `first_run` when the first of those runs began, `set_after` whether it did so before
-    the bound was set, or nothing shows that it did not. `gpu_sets`: on how many sets of GPUs the
-    runs were made, by UUID; missing where one has none. Of losses, `READ` says how much text a run
-    read, and `TRAINING` from where to where the training loss of the last steps differs, of the
-    setting whose validation loss is furthest off. `bounds`: the dates, if not the committed ones.
+    figure, `runs` every run's `<machine>/<study>/<folder>`, `pair` the folders of the first two
+    that it compares (what it is over, the run), or of a plain value the first one. `bound_set` is
+    when the bound was committed, `first_run` when the first of those runs began, `set_after`
+    whether it did so before the bound was set, or nothing shows that it did not. `gpu_sets`: on how
+    many sets of GPUs the runs were made, by UUID; missing where one has none. Of losses, `READ`
+    says how much text a run read, and `TRAINING` from where to where the training loss of the last
+    steps differs, of the setting whose validation loss is furthest off. `bounds`: the dates, if not
+    the committed ones.
     """
     claims = load_claims() if claims is None else claims
     bounds = read_bounds(reading_root()) if bounds is None else bounds
@@ -153,8 +157,8 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> tuple[dict[str, Any],
         unfilled = re.sub(r"\{(?!machine\})[^{}]*\}", "…", claim.sentence)
         row["sentence"] = unfilled.format(machine=claim.machine)
         verdict = "withdrawn" if claim.kind == "withdrawn" else "no data"
-        row |= {"value": None, "n": 0, "verdict": verdict, "note": str(reason), "runs": []}
-        return row, rows.iloc[:0]
+        row |= {"value": None, "n": 0, "verdict": verdict, "note": str(reason)}
+        return row | {"runs": [], "pair": []}, rows.iloc[:0]
     facts = {
         "value": found.value,
         "total": claim.total,
@@ -180,7 +184,8 @@ def _judge(name: str, claim: Claim, rows: pd.DataFrame) -> tuple[dict[str, Any],
     notes.append(f"{found.n} of {claim.repeats} runs" if found.n < claim.repeats else None)
     verdict = "failed" if claim.void is not None else found.verdict
     note = "; ".join(filter(None, notes))
-    return row | {"verdict": verdict, "note": note, "runs": [*dict.fromkeys(places)]}, found.rows
+    row |= {"verdict": verdict, "note": note, "pair": found.pair}
+    return row | {"runs": [*dict.fromkeys(places)]}, found.rows
 
 
 def _require_equal(claim: Claim, rows: pd.DataFrame) -> None:
@@ -245,8 +250,10 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
     several."""
     name, of, upper, used = best_of(rows, claim.of, claim.at_most is not None)
     if claim.over is None:
-        return _repeated(claim, of, list(upper), used, {"best": name})
-    _, over, lower, bases = best_of(rows, claim.over, False)
+        found = _repeated(claim, of, list(upper), used, {"best": name})
+        found.pair = first_runs(rows, (claim.of, name))
+        return found
+    base, over, lower, bases = best_of(rows, claim.over, False)
     if over == 0:
         raise NoData("the figure that divides is 0")
     kernels = " against ".join(map(_attention_kernels, (used, bases)))
@@ -259,7 +266,9 @@ def _figure(claim: Claim, rows: pd.DataFrame) -> Found:
         if min(len(upper), len(lower)) > 1
         else [of / over]
     )
-    return _repeated(claim, of / over, each, pd.concat([used, bases]), facts)
+    found = _repeated(claim, of / over, each, pd.concat([used, bases]), facts)
+    found.pair = first_runs(rows, (claim.over, base), (claim.of, name))
+    return found
 
 
 def _attention_kernels(rows: pd.DataFrame) -> str:
@@ -275,14 +284,19 @@ def _interval(claim: Claim, rows: pd.DataFrame) -> Found:
     sure = "With 95 % confidence" if found.n > 1 else "By one seed, which has no interval"
     facts = {"best": found.variant, "mean": found.mean, "half": found.half, "confidence": sure}
     ends = found.ends if found.n > 1 else None
-    return Found(decisive_end(claim, found), ends, found.n, verdict, used, facts)
+    pair = first_runs(rows, (claim.over, claim.over.variant[0]), (claim.of, found.variant))
+    return Found(decisive_end(claim, found), ends, found.n, verdict, used, facts, "", pair)
 
 
 def _curves(claim: Claim, rows: pd.DataFrame) -> Found:
+    assert claim.over is not None
     gaps = curve_gaps(claim, rows)
     terms = filter(None, (claim.of, claim.over, claim.beside))
     used = pd.concat([rows_of(rows, term) for term in terms])
-    return _repeated(claim, float(gaps.median()), [*gaps], used, {})
+    found = _repeated(claim, float(gaps.median()), [*gaps], used, {})
+    sides = ((term, term.variant[0]) for term in (claim.over, claim.of))
+    found.pair = first_runs(rows, *sides)
+    return found
 
 
 def _count(claim: Claim, rows: pd.DataFrame) -> Found:
@@ -304,7 +318,8 @@ def _count(claim: Claim, rows: pd.DataFrame) -> Found:
     ]
     value = float(claim.total - len(short))
     verdict = "held" if claim.holds(value) else "failed"
-    return Found(value, None, claim.repeats, verdict, used, {}, "; ".join(short))
+    pair = [str(used["run"].iloc[0])]
+    return Found(value, None, claim.repeats, verdict, used, {}, "; ".join(short), pair)
 
 
 def _estimators(claim: Claim, rows: pd.DataFrame) -> Found:

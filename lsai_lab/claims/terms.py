@@ -61,3 +61,16 @@ def best_of(
         raise NoData("; ".join(dict.fromkeys(missing)))
     name = (min if smallest else max)(found, key=lambda key: found[key][0])
     return name, *found[name], rows_of(rows, term)
+
+
+def first_runs(rows: pd.DataFrame, *sides: tuple[Term, str]) -> list[str]:
+    """Of each side of a figure, a term and its best variant or metric, the folder of the first good
+    run, of one repeat if all sides have it; one that stands on several sides once."""
+    found = []
+    for term, best in sides:
+        variant = best if best in term.variant else term.variant[0]
+        runs = rows_of(rows, term.model_copy(update={"variant": [variant]}))
+        found.append(runs[runs["outcome"] == "ok"].set_index("repeat")["run"].sort_index())
+    shared = [repeat for repeat in found[0].index if all(repeat in runs.index for runs in found)]
+    firsts = [runs[shared[:1]].iloc[0] if shared else runs.iloc[0] for runs in found]
+    return [*dict.fromkeys(map(str, firsts))]

@@ -98,8 +98,9 @@ def claims_file(root: Path) -> Path:
 
 def as_records(found: pd.DataFrame) -> dict[str, Any]:
     """What `--json` prints and `--write` keeps: plain lists, strings and numbers; null where there
-    is none."""
-    return {"claims": json.loads(found.to_json(orient="records", double_precision=15))}
+    is none. Without `pair`, two of the `runs`, whose folders are this machine's."""
+    told = found.drop(columns="pair").to_json(orient="records", double_precision=15)
+    return {"claims": json.loads(told)}
 
 
 def _show(found: pd.DataFrame, declared: dict[str, Claim], full: bool) -> None:

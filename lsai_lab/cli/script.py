@@ -134,7 +134,7 @@ def _execute(path: Path, arguments: Sequence[str]) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise UserError(f"--script {path} ended with {end.code}") from None
-    except RuntimeError as error:
+    except (RuntimeError, ModuleNotFoundError) as error:
         line = _line_in(path, error)
         where = "" if line is None else f", line {line}"
         reason = str(error).strip().partition("\n")[0]

@@ -38,14 +38,16 @@ def program_errors(root: Path | None = None) -> pd.DataFrame:
 
 def compiled_program_errors(root: Path | None = None) -> pd.DataFrame:
     """One row per program whose whole model was compiled (`tests/anybody_compiled.py`) and that the
-    simulation follows: `name`, the GiB of active memory that were `measured` on an H200, the error
-    of what was said of it before (`active`), and with today's code (`active_now`)."""
+    simulation followed: `name`, the GiB of active memory that were `measured` on an H200, the error
+    of what was said before of `active` and `reserved` memory, and of `active` memory with today's
+    code (`active_now`)."""
     said, again = _kept("anybody_compiled", root), _kept("anybody_compiled.in_sample", root)
     rows = [
         {
             "name": name,
             "measured": measured["active"],
             "active": said[name]["allocated"] / measured["active"] - 1,
+            "reserved": said[name]["reserved"] / measured["reserved"] - 1,
             "active_now": again[name]["allocated"] / measured["active"] - 1,
         }
         for name, measured in _kept("anybody_compiled.h200.measured", root).items()

@@ -27,6 +27,7 @@ from lsai_lab.runs.result_names import is_quality
 
 MOST_BARS = 40  # that a reader tells apart
 MARKED = 40  # points of a line: with fewer, each has a marker
+LONG = 30  # letters of a row's name: of a longer one the rest stands in a second line
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
 _LOSSES = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}
 # Inches: of the text, and of one panel, which a phone shows whole and a column of the PDF at 5/6.
@@ -52,9 +53,11 @@ def bars(
     color: str | Sequence[str] = COLORS["ours"],
     low: str | None = None,
     high: str | None = None,
+    inside: bool = False,
     ax: Axes | None = None,
 ) -> Figure:
-    """Horizontal bars, the first row on top, with their value at the end.
+    """Horizontal bars, the first row on top, with their value at the end, or `inside` at the
+    beginning, where lines cross the ends.
 
     `axis`: what the values are, with their unit (default: the column); `scale`: what they are
     multiplied by. `text` is a format of the scaled value, where `{ratio}` is the value over that of
@@ -71,7 +74,8 @@ def bars(
     _require_readable(color, len(frame))
     say_disturbed(frame, value)
     say_several_texts(frame, value)
-    axes = _axes(ax, height=0.6 + 0.23 * len(frame))
+    names = [two_lines(name) for name in _with_machines(frame, label)]
+    axes = _axes(ax, height=0.6 + 0.23 * len(names) + 0.13 * sum("\n" in name for name in names))
     values = _numbers(frame, value) * scale
     places = np.arange(len(frame))
     drawn = axes.barh(places, values, color=color)
@@ -85,14 +89,14 @@ def bars(
         minus = each.replace("-", "−")
         axes.annotate(
             minus,
-            (max(end, 0), place),
+            (0 if inside else max(end, 0), place),
             (4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8.5,
             bbox={"fc": "white", "ec": "none", "pad": 0.5},  # lines end at it
         )
-    axes.set_yticks(places, _with_machines(frame, label))
+    axes.set_yticks(places, names)
     axes.set(xlabel=axis or value)
     axes.xaxis.set_major_formatter(lambda at, _: shown_value(at).replace("-", "−"))
     wide = len(axes.figure.axes)  # panels beside each other have less room for the words
@@ -162,11 +166,11 @@ def lines(
         low, high = min(0, frame[y].min()), axes.get_ylim()[1]
         room = 0.03 * (frame[y].max() - low)  # for whole markers
         axes.set_ylim(low, max(high, frame[y].max() + room))
-    if legend:
+    if not legend:
+        name_ends(axes, ends)
+    elif not axes.figure.legends:  # of several panels there is one
         most = 4 if _figure(axes).get_figwidth() > ALONE else 2
         axes.figure.legend(loc="outside lower center", ncols=min(most, len(ends)))
-    else:
-        name_ends(axes, ends)
     return _figure(axes)
 
 
@@ -182,25 +186,39 @@ def stacked(
     `words`: by head, what stands in columns to the right of the bars; `limits`: vertical lines, by
     name. `height`: inches.
     """
-    figure, axes = plt.subplots(figsize=(WIDE, height))
+    figure, axes = panels(height=height)
     parts.plot.barh(
         stacked=True, ax=axes, width=0.72, color=parts.columns.map(COLORS), legend=False
     )
     look: dict[str, Any] = {"ha": "right", "fontsize": 8.5}
     most = max(parts.sum(axis=1).max(), *limits.values())
     for number, (head, column) in enumerate(words.items()):
-        x = most * (1.16 + 0.2 * number)
+        x = most * (1.27 + 0.3 * number)
         axes.text(x, -0.6, head, va="bottom", **look)
         for place, word in enumerate(column):
             axes.text(x, place, word, va="center", **look)
     for name, x in limits.items():
         axes.axvline(x, linestyle=":", color="#444444")
         axes.text(x, -0.6, name, va="bottom", **look)
-    axes.set(xlabel=axis, ylabel="", xlim=(0, most * (1.16 + 0.2 * (len(words) - 1)) + 1))
+    axes.set(xlabel=axis, ylabel="", xlim=(0, most * (1.27 + 0.3 * (len(words) - 1)) + 1))
+    axes.set_yticks(range(len(parts)), [two_lines(str(name)) for name in parts.index])
     axes.set(ylim=(len(parts) - 0.4, -0.6), xticks=[at for at in axes.get_xticks() if at <= most])
     axes.grid(axis="y", visible=False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return _figure(axes)
+
+
+def two_lines(name: str) -> str:
+    """A long name of a row in two lines of about equal lengths, if it can behind a comma.
+
+    >>> lab.two_lines("HF Trainer, FlashAttention-2, compiled")
+    'HF Trainer,\nFlashAttention-2, compiled'
+    """
+    ends = [at for at, sign in enumerate(name) if sign == " "]
+    if len(name) <= LONG or not ends:
+        return name
+    cut = min(ends, key=lambda at: abs(at - len(name) / 2) + 8 * (name[at - 1] != ","))
+    return f"{name[:cut]}\n{name[cut + 1 :]}"
 
 
 def _with_machines(frame: pd.DataFrame, label: str) -> list[str]:
@@ -258,7 +276,7 @@ def name_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Any]]) -> None
         place = axes.transData.transform((x, y))[1]
         moved = max(place, last + height)
         last = moved
-        offset = (6, (moved - place) * 72 / axes.figure.dpi)
+        offset = (8, (moved - place) * 72 / axes.figure.dpi)
         axes.annotate(
             name,
             (x, y),

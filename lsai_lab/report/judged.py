@@ -34,8 +34,9 @@ def claims_table(*names: str) -> pd.DataFrame:
 def judged(*names: str) -> pd.DataFrame:
     """The claims `names` (none: all) by name: `claim`, `measured` and `bound` in words with their
     unit, `verdict` ("held", "failed", ...), `sentence`, `value`, `low`, `high` (the ends of the
-    repeats, of losses of the interval), `n`, `runs` (their folders). UserError for an unknown
-    name.
+    repeats, of losses of the interval), `n`, `runs` (their folders), `run` (of a comparison the
+    pair of first runs, what it is over and the run, of a value the first one; None without one).
+    UserError for an unknown name.
 
     >>> lab.judged("flash_speed").loc["flash_speed", "verdict"]
     'held'
@@ -52,7 +53,14 @@ def judged(*names: str) -> pd.DataFrame:
         [str(folder / run) for run in runs] if isinstance(runs, (list, tuple)) else []
         for runs in found["runs"]
     ]
+    found["run"] = [_first_of(pair) for pair in found.pop("pair")]
     return Frame(found)
+
+
+def _first_of(pair: Any) -> str | tuple[str, ...] | None:
+    """The first runs of a claim as the column `run` of a table has them."""
+    ends = tuple(pair) if isinstance(pair, (list, tuple)) else ()
+    return ends if len(ends) > 1 else next(iter(ends), None)
 
 
 def _evaluated(asked: Mapping[str, Claim]) -> pd.DataFrame:

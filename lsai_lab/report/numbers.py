@@ -19,7 +19,7 @@ import pandas as pd
 from lsai_core.base.errors import hint
 from lsai_lab.report.load import folder_of
 from lsai_lab.report.values import Format, shown
-from lsai_lab.runs.records import page_name
+from lsai_lab.runs.records import page_names
 
 COLLECT = "from lsai_lab.report.numbers import collect\n\ncollect(globals())"
 _MIME = "application/vnd.lsai.numbers+json"
@@ -56,21 +56,23 @@ def number(value: Any, spec: Format | None = None, run: Any = None, over: Any = 
     """`value` by `spec` (`"{:.2f}x"`, a function; default: four significant digits) as a number for
     the text, with a true minus. `run`: a row of `lab.load`, a run or its folder, to which the
     number leads in the book; with `over`, another run that it is compared with, it leads to both
-    side by side. ValueError for a value that is missing, UserError for what is no run."""
+    side by side, as it does by a row of differences, whose `run` is a pair `(before, after)`.
+    ValueError for a value that is missing, UserError for what is no run."""
     text = re.sub(r"(?<![\w.])-(?=[\d.])", "−", shown(value, spec))
     if text in ("–", "nan", ""):
         raise ValueError("a number of the text is missing: the value is not there")
     made = Number(text)
-    pages = (_page(each) for each in (over, run) if each is not None)
-    made.run = ",".join(filter(None, pages))
+    made.run = page_names(tuple(end for each in (over, run) for end in _ends(each)))
     return made
 
 
-def _page(run: Any) -> str:
-    is_row = isinstance(run, (Mapping, pd.Series)) and "run" in run
-    return page_name(
-        run["run"] if is_row else run if isinstance(run, (str, Path)) else folder_of(run)
-    )
+def _ends(run: Any) -> tuple[str | Path, ...]:
+    """The folder of a run, of a pair those of both."""
+    if isinstance(run, (Mapping, pd.Series)) and "run" in run:
+        run = run["run"]
+    if run is None or isinstance(run, tuple):
+        return run or ()
+    return (run if isinstance(run, (str, Path)) else folder_of(run),)
 
 
 def collect(namespace: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ _FRONT = "index.html"
 _PART = r'(?s)<div class="quarto-book-part">.*?</div>\n?'
 # A term is bold, its abbreviation in brackets behind it.
 _TERM = r'(?s)<strong>.*?</strong>(?: \([^)]{1,20}\))?|(?<=data-explore=")\w+'
+_WITHIN = r"</?(?:a|b|cite|code|em|i|q|span|strong|sub|sup)\b[^>]*>"  # no space stands for these
 _NO_TEXT = r"(?s)<(script|style|nav|math|svg|pre|details)\b.*?</\1>|<[^>]+>"
 
 
@@ -113,4 +114,4 @@ def _sections(page: str, name: str) -> list[dict[str, str]]:
 
 
 def _text(html: str) -> str:
-    return " ".join(unescape(re.sub(_NO_TEXT, " ", html)).split())
+    return " ".join(unescape(re.sub(_NO_TEXT, " ", re.sub(_WITHIN, "", html))).split())

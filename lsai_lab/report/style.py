@@ -1,8 +1,9 @@
 """One plot style for the whole report: readable on A4 and on a phone, in colour, in greyscale and
 for colour-blind eyes.
 
-Figures are 160 mm wide or narrower. On paper a narrow one stands in a column at five sixths of its
-size, so a label of 8.5 pt is one of 7 pt, and none is smaller; a wide one stands over both columns.
+Figures are 160 mm wide or narrower. The book shows all at one scale (`reports/book.lua`), so a
+size in points is one size everywhere. On paper the scale is five sixths: a label of 8.5 pt is one
+of 7 pt, and none is smaller; one panel is as wide as a column, a wide figure stands over both.
 A series is never told apart by colour alone: lines carry a marker and a dash pattern as well, bars
 are named. The colours are those of `colors.py`.
 """

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
@@ -23,8 +24,9 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 
 from lsai_lab.report.values import shown
-from lsai_lab.runs.records import page_name
+from lsai_lab.runs.records import page_names
 
+_KEYS = ("run", "variant", "kind", "part", "study")  # of records, not for readers
 MOST = 300  # boxes of a figure; if there are more points, evenly spread ones
 
 
@@ -33,7 +35,7 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
 
     `fig` was drawn already; `box` (inches) is the part of it that the picture shows, and the boxes
     stand at percentages of that part; that of a point has no size. `data` is what is drawn; from
-    its column `run` (folders of runs) a box gets `data-run`, the run's page.
+    its column `run` (folders of runs) a box gets `data-run`, the run's page, of a pair both.
     """
     found = [
         (axes, *point)
@@ -47,16 +49,13 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         if not (width >= 0 and height >= 0):
             continue
         row = _row(data, [label, *value])
-        run = "" if row is None or "run" not in row else page_name(row["run"])
-        rest = (
-            {}
-            if row is None
-            else {
-                k: v
-                for k, v in row.items()
-                if isinstance(v, str) and k != "run" and v not in (label, *map(shown, value))
-            }
-        )
+        run = "" if row is None or "run" not in row else page_names(row["run"])
+        said = [label, *map(shown, value)]
+        rest = {
+            k: v
+            for k, v in ({} if row is None else row).items()
+            if isinstance(v, str) and k not in _KEYS and not any(v in each for each in said)
+        }
         below = (each.get_xlabel() for each in [axes, *axes.get_shared_x_axes().get_siblings(axes)])
         names = (
             next(filter(None, below), fig.get_supxlabel()),
@@ -64,9 +63,10 @@ def tooltips(fig: Figure, box: Bbox, data: pd.DataFrame) -> str:
         )
         more = [
             *(f"{k.replace('_', ' ')}: {v}" for k, v in rest.items()),
-            run.rpartition("-")[0] or run,
+            *(each.rpartition("-")[0] or each for each in run.split(",")),
         ]
-        text = "\n".join(filter(None, [label, *map(_line, names, value), *more]))
+        shares = (axes.xaxis, axes.yaxis)
+        text = "\n".join(filter(None, [label, *map(_line, names, value, shares), *more]))
         boxes.append(
             f'<rect x="{left:.1%}" y="{top:.1%}" width="{width:.1%}" height="{height:.1%}" '
             f'fill="none" data-run="{escape(run)}"><title>{escape(text[:400])}</title></rect>'
@@ -112,9 +112,13 @@ def _points(axes: Axes) -> Iterator[tuple[str, tuple[Any, Any], np.ndarray]]:
             yield _label(bars), value, bar.axes.transData.transform(corners)
 
 
-def _line(name: str, value: Any) -> str:
+def _line(name: str, value: Any, axis: Axis) -> str:
     """`value` as a line of the tooltip: on an axis called `peak (GiB)` it is `peak: 60.2 GiB`. On
-    an axis without a name a number gives an empty line, and a category stands alone."""
+    an axis without a name a number gives an empty line, and a category stands alone. A share is in
+    percent where the axis is."""
+    name = re.sub(r" \((?:long|short|high|low)er is better\)", "", name)
+    if not isinstance(value, str) and axis.get_major_formatter()(value).endswith("%"):
+        value = f"{shown(100 * value)}%"
     words, unit = re.sub(r" \(([^()]{1,16})\)$", r"\n\1", " ".join(name.split())).partition("\n")[
         ::2
     ]

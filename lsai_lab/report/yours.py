@@ -37,11 +37,11 @@ def or_nothing(
     link: str | None = None,
     after: str = "`make report`",
 ) -> Table:
-    """`frame` as `lab.table` shows it; without rows what will stand there, and `after` what
-    (Markdown)."""
+    """`frame` as `lab.table` shows it; without rows what will stand there, and after what
+    fills it (Markdown)."""
     if frame.empty:
         names = "; ".join(name for name in frame.columns if name != "run")
-        return table(pd.DataFrame([{"will stand here": names, "after": after}]))
+        return table(pd.DataFrame([{"will stand here": names, "appears after": after}]))
     return table(frame, formats, link=link)
 
 

@@ -294,6 +294,14 @@ def page_name(folder: str | Path) -> str:
     return "/".join(map(_as_name, found[0].split("/"))) if found else ""
 
 
+def page_names(run: Any) -> str:
+    """What a number or a mark leads to: a run's page, of a pair of folders `(before, after)` both,
+    `before,after`; empty if none is meant."""
+    folders = run if isinstance(run, tuple) else (run,)
+    pages = [page_name(folder) for folder in folders if isinstance(folder, (str, Path))]
+    return ",".join(dict.fromkeys(pages))
+
+
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
     """All finished runs (of one study, or all) below `root` (`runs/` or
     `reports/recorded/<machine>/`), sorted by folder.

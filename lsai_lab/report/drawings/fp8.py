@@ -5,7 +5,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsai_lab.report.charts import ALONE, WIDE
+from lsai_lab.report.charts import ALONE, WIDE, name_ends
 from lsai_lab.report.colors import COLORS, PALETTE
 
 EDGE = "#444444"
@@ -32,12 +32,7 @@ ARROWS = (
     ((5.75, 1), (6.03, 1)),
     ((7.6, 1), (7.9, 1)),
 )
-# Of each format, where its name stands.
-FORMATS = {
-    "bf16": (torch.bfloat16, 0.0052),
-    "E5M2": (torch.float8_e5m2, 0.15),
-    "E4M3": (torch.float8_e4m3fn, 0.018),
-}
+FORMATS = {"bf16": torch.bfloat16, "E5M2": torch.float8_e5m2, "E4M3": torch.float8_e4m3fn}
 
 
 def fp8_matmul() -> Figure:
@@ -63,12 +58,12 @@ def _flow(axes: Axes) -> None:
 
 
 def _errors(axes: Axes) -> None:
-    values = torch.logspace(-5, 5, 60000)
-    for index, (name, (dtype, height)) in enumerate(FORMATS.items()):
+    values, ends = torch.logspace(-5, 5, 60000), []
+    for index, (name, dtype) in enumerate(FORMATS.items()):
         rounded = values.clamp(max=torch.finfo(dtype).max).to(dtype).float()
         error = (rounded / values - 1).abs().reshape(-1, 600).amax(1)
         axes.plot(values.reshape(-1, 600)[:, 300], error, color=PALETTE[index])
-        axes.text(1, height, name, color=PALETTE[index], ha="center", fontsize=9.5)
+        ends.append((name, float(values[-300]), float(error[-1]), PALETTE[index]))
     low, high = 2.4 / 1000, 2.4  # of a tensor, as in the chapter's example
     scale = torch.finfo(torch.float8_e4m3fn).max / high
     for height, by, words in ((3, 1, "a tensor"), (9, scale, "the tensor times its scale")):
@@ -80,6 +75,7 @@ def _errors(axes: Axes) -> None:
     axes.set(xlabel="magnitude of the value", ylabel="largest error")
     ticks = [0.001, 0.01, 0.1, 1]
     axes.set_yticks(ticks, [f"{100 * tick:g}%" for tick in ticks])
+    name_ends(axes, ends)
 
 
 def rounding_step() -> Figure:

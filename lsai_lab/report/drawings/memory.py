@@ -11,16 +11,16 @@ from lsai_lab.report.colors import COLORS
 # Of each tensor: when it is born and dies, its place, its size, and what it is.
 BOXES = {
     "weights and optimizer states": (0, 11, 0, 3, "weights"),
-    "activations 1": (0.6, 9, 3, 1.6, "activations"),
+    "activations 1": (0.6, 8.2, 3, 1.6, "activations"),
     "activations 2": (1.6, 7.4, 4.6, 1.6, "activations"),
     "activations 3": (2.6, 5.8, 6.2, 1.6, "activations"),
     "logits": (3.6, 4.8, 7.8, 1.3, "loss"),
     "gradients 3": (4.8, 11, 7.8, 0.9, "gradients"),
     "gradients 2": (5.8, 11, 6.2, 1.2, "gradients"),
     "gradients 1": (7.4, 11, 4.6, 1.2, "gradients"),
-    "embedding's\ngradient": (9, 11, 9.1, 2, "gradients"),
+    "embedding's\ngradient": (8.2, 11, 9.1, 2, "gradients"),
 }
-RESERVED_FROM = (0, 0.6, 1.6, 2.6, 3.6, 9, 11)
+RESERVED_FROM = (0, 0.6, 1.6, 2.6, 3.6, 8.2, 11)
 RESERVED = (3, 4.6, 6.2, 7.8, 9.1, 11.1, 11.1)
 
 

@@ -39,8 +39,7 @@ export const grid = (heads, rows) => {
 
 // A picture, and functions that add to it.
 export const canvas = (width, height, label) => {
-  const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": label });
+  const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
   const add = (tag, facts, ...children) => {
     const made = svg(tag, facts, ...children);
     node.append(made);
@@ -91,10 +90,8 @@ export const explorable = (el, { title, about, fields }, update) => {
   el.classList.add("explore");
   el.replaceChildren(make("p", { className: "title" }, make("strong", {}, title), ` ${about}`), form, answer, picture, values);
   const view = {
-    form, width: 0, picture,
-    fields: every(made, ({ field }) => field),
-    draw: (...nodes) => picture.replaceChildren(...nodes),
-    say: (...words) => answer.replaceChildren(...words),
+    form, width: 0, picture, fields: every(made, ({ field }) => field),
+    draw: (...nodes) => picture.replaceChildren(...nodes), say: (...words) => answer.replaceChildren(...words),
     list: (heads, rows) => table.replaceChildren(...grid(heads, rows)),
     off: (name, when, value, words) => {
       made[name].field.disabled = when;

@@ -13,8 +13,7 @@ const ratios = (own, known, checkpoint) => {
   return { weights: all, gradients: all, optimizer: all, activations: by((of) => of.n_layers * (
     checkpoint === "full" ? of.d_model : 12.2 * of.d_model + 4 * of.d_ff + 4 * keys(of))),  // inputs of a block
   loss: by((of) => of.vocab_size * (of.d_model + 8500)), "kernel scratch": by((of) => of.d_model),
-  "FSDP buffers": by((of) => of.vocab_size * of.d_model + (of.parameters - 2 * of.vocab_size * of.d_model)
-    / of.n_layers) };
+  "FSDP buffers": by((of) => of.vocab_size * of.d_model + (of.parameters - 2 * of.vocab_size * of.d_model) / of.n_layers) };
 };
 
 // A model of your own at a length: every part at each moment of the step as much larger as `by` says.
@@ -48,8 +47,8 @@ export const draw = (el, data, ask) => {
       page.fields[name].parentElement.hidden = !own;
       if (own && !(now[name] >= 1 && now[name] % 1 === 0)) faults[name] = "a whole number from 1";
     }
-    if (own.d_model % (2 * own.n_heads)) faults.n_heads ??= "an even part of the width for each";
-    if (own.n_heads % own.n_kv_heads) faults.n_kv_heads ??= "must divide the heads";
+    if (own.d_model % (2 * own.n_heads)) faults.n_heads ??= "twice their number must divide the width";
+    if (own.n_heads % own.n_kv_heads) faults.n_kv_heads ??= "their number must divide the heads";
     for (const [name, words] of Object.entries(faults)) page.note(name, words);
     for (const name in faults) return page.say(`No prediction. Change “${fields[name].label}”: ${faults[name]}.`);
     if (own) own.parameters = counted(own);
@@ -58,12 +57,12 @@ export const draw = (el, data, ask) => {
     const alike = data.ways.filter((way) => way.model === (own ? reference : now.model) && way.states === now.states);
     if (!alike.length) return page.say("This was not predicted.");
     const plain = page.off("products", !fp8 || !alike.some((way) => way.products === "fp8"), "bf16",
-      fp8 ? "fp8 was predicted for up to 8 B parameters with bf16 states" : `the ${now.gpu} has no fp8`);
+      fp8 ? "fp8 was predicted only for up to 8 B parameters with bf16 states; lsai plan has more" : `the ${now.gpu} has no fp8`);
     const products = plain ? "bf16" : now.products, least = Math.min(...alike.map((way) => way.gpus));
     for (const option of page.fields.gpus.options) option.disabled = Number(option.value) < least;
     const most = Math.max(least, Number(now.gpus)), size = 4 * models[now.model]?.parameters / 2 ** 30;
-    if (least > 1) page.note("gpus", `from ${least} on: weights and gradients alone are ${gib(size)} GiB`);
-    const ways = alike.filter((way) => way.products === products).map((way) => {
+    if (least > 1) page.note("gpus", `at least ${least}: weights and gradients alone take ${gib(size)} GiB`);
+    const ways = alike.map((way) => {
       const by = own && ratios(own, models[reference], way.checkpoint);
       const rows = own ? way.rows.map((row) => scaled(row, by)) : way.rows;
       return { ...way, rows, here: between(rows, all) };
@@ -74,14 +73,13 @@ export const draw = (el, data, ask) => {
       const [of, unit] = [[24, "days"], [1, "hours"]].find(([of]) => hours(row) >= 2 * of) ?? [1 / 60, "minutes"];
       return row.all > 0 ? `${digits(hours(row) / of)} ${unit}` : "–";
     };
-    const tried = (gpu, limit) => ways.filter((way) => way.gpus <= limit && (products === "bf16" || gpus[gpu].fp8))
-      .map((way) => {
+    const tried = (gpu, limit, kind = products) => ways.filter((way) => way.products === kind && way.gpus <= limit
+      && (kind === "bf16" || gpus[gpu].fp8)).map((way) => {
         const { usable, most } = gpus[gpu], n = way.gpus, { needs, least, host, parts: causes } = way.here;
         const rank = needs <= usable ? 0 : least <= most ? 1 : 2, size = rank === 1 ? least : needs;
         const [floor, fixed, slope, bend] = way.time[gpu] ?? [];  // seconds of a step
         const seconds = Math.max(floor * Math.min(1, all / lengths[0]), Math.max(0, fixed) + all * (slope + bend * length));
-        const speed = all / work / seconds;
-        const name = way.name + (n > 1 ? `, FSDP over ${n} GPUs` : "");
+        const speed = all / work / seconds, name = way.name + (n > 1 ? `, FSDP over ${n} GPUs` : "");
         return { way, name, n, rank, size, speed, all: speed * n, host, room: room(way.rows, usable),
           causes: { ...causes, "unused reserve": Math.max(0, size - total(causes)) } };
       });
@@ -91,15 +89,16 @@ export const draw = (el, data, ask) => {
       return places(a).map((place, at) => place - places(b)[at]).find(Boolean) ?? 0;
     };
     const rows = tried(now.gpu, most).sort(order(now.order)), [best] = rows;
+    const [fp8s] = tried(now.gpu, most, "fp8").sort(order(now.order));
     const some = (n, gpu) => `${n === 1 ? "one" : n} ${gpu}${n > 1 ? "s" : ""}`;
     const here = `${best.n > 1 ? "each of " : ""}${some(best.n, now.gpu)}`, sequences = Math.floor(best.room / length);
     const found = { fewest: best.n === 1 ? `One ${now.gpu} is enough: ` : `The fewest ${now.gpu}s that fit are ${best.n}: `,
       cheapest: "The least GPU time of those that fit takes ", shortest: "The fastest that fits is " }[now.order];
-    const told = [found, "Nothing fits for sure. The nearest that is tight is ", `${count(all)} tokens a GPU do not fit `
+    const told = [found, "Nothing fits for sure. The nearest that is tight is ", `${count(all)} tokens a GPU do not fit on `
       + `${most > 1 ? "up to " : ""}${some(most, now.gpu)}. The nearest is `][best.rank];
     const words = [best.rank < 2 ? `, ${gib(best.size)} of ${gib(memory)} GiB on ${here}.`
-      : `, which needs ${gib(best.size)} GiB of ${here}; ${gib(usable)} of ${gib(memory)} are free for a run.`];
-    if (best.host > 1) words.push(`It needs ${gib(best.host)} GiB of the host's memory, too.`);
+      : `, which needs ${gib(best.size)} GiB on ${here}; a run may use ${gib(usable)} of ${gib(memory)} GiB.`];
+    if (best.host > 1) words.push(`It needs ${gib(best.host)} GiB of the host's memory, too: check that yours has it.`);
     if (best.rank < 2 && best.all > 0) {
       words.push(`It trains at ${count(best.all)} tokens/s${best.n > 1 ? `, ${count(best.speed)} a GPU` : ""}.`,
         `${digits(now.train)} billion tokens take ${long(best)}`
@@ -112,6 +111,8 @@ export const draw = (el, data, ask) => {
     const fitting = ({ room }) => `${room === longest ? "≥ " : ""}${count(room)}`;
     if (best.room > all) words.push(`There is room for ${best.room === longest ? "at least " : ""}${count(best.room)} tokens`
       + ` a GPU${sequences > 1 ? `, ${count(sequences)} sequences of ${count(length)}` : ""}.`);
+    if (fp8s?.rank === 0 && (best.rank || fp8s.speed > best.speed)) words.push(`With fp8 matmuls: ${fp8s.name}, `
+      + `${gib(fp8s.size)} GiB, ${count(fp8s.all)} tokens/s.`);
     page.say(told, make("b", {}, best.name), words.join(" "));
     const shown = (row) => parts.filter((name) => row.causes[name] >= 0.05);
     const explain = (row) => inside.replaceChildren(make("b", {}, row.name, ": "), ...legend(shown(row)

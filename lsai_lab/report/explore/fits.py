@@ -93,7 +93,6 @@ def _fields() -> dict[str, Any]:
     more: dict[str, dict[str, Any]] = {
         "batch": {"label": "sequences on a GPU", "range": [1, 32, 1], "value": 1},
         "states": {"label": "weights and states", "choices": states, "value": "bf16"},
-        "products": {"label": "matmuls", "choices": ["bf16", "fp8"]},
         "train": {"label": "tokens to train (billions)", "entry": True, "value": 1},
         "order": {
             "label": "best is",
@@ -106,6 +105,7 @@ def _fields() -> dict[str, Any]:
         "gpu": {"label": "GPU", "choices": list(gpus()), "value": "H100"},
         "gpus": {"label": "GPUs at most", "choices": list(COUNTS)},
         "tokens": tokens_slider(LENGTHS),
+        "products": {"label": "matmuls", "choices": ["bf16", "fp8"]},
         **{name: field | {"more": True} for name, field in more.items()},
     }
 

@@ -10,8 +10,7 @@ export const draw = (el, data) => {
   explorable(el, data, (now, page) => {
     const format = data.formats[now.format], top = format.at(-1), largest = Number(digits(2 ** now.largest, 2));
     const power = page.limit("value", now.largest, "at most the largest value");
-    const value = Math.min(largest, Number(digits(2 ** power, 2)));
-    const scale = now.scaled ? top / largest : 1;
+    const value = Math.min(largest, Number(digits(2 ** power, 2))), scale = now.scaled ? top / largest : 1;
     const there = Math.fround(value * scale), kept = stored(format, there), back = kept / scale;
     const error = `${digits(100 * Math.abs(back / value - 1), 2)}%`;
     page.say(`${now.scaled ? `${value} times the scale ${top} / ${largest} = ${digits(scale, 4)} is ${digits(there, 4)}. ` : ""}`

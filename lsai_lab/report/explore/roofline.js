@@ -42,8 +42,7 @@ export const draw = (el, data) => {
     plot.dot(here.intensity, roof(here.intensity, format), PALETTE[1], { r: 8, class: "here" });
     const slide = ({ clientX, buttons }) => {  // to the tokens whose intensity is nearest
       if (!buttons || page.fields.tokens.disabled) return;
-      const box = plot.node.getBoundingClientRect();
-      const x = (clientX - box.left) * page.width / box.width;
+      const box = plot.node.getBoundingClientRect(), x = (clientX - box.left) * page.width / box.width;
       const far = (power) => Math.abs(x - plot.X(cost(chosen, 2 ** power).intensity));
       const powers = [now.tokens, ...Array.from({ length: 61 }, (_, at) => at / 4)];
       page.set("tokens", powers.reduce((a, b) => far(b) < far(a) ? b : a));

@@ -14,7 +14,7 @@ export const draw = (el, data) => {
     reveal.disabled = hidden ? guessed !== last : !done;
     page.fields.guess.disabled = !hidden;
     const before = steps[Math.max(0, last - 1)];
-    if (hidden && round !== last) page.set("guess", 1);
+    if (hidden && round !== last) page.set("guess", before.tokens_per_s / slowest);
     if (hidden && guessed !== last) page.note("guess", "move it first");
     round = last;
     page.say(hidden ? `${told}${step.name}: ${step.about}. How many tokens/s will the step reach? Before the change it was `
