@@ -98,7 +98,10 @@ def test_losses_on_two_texts_are_no_repeats(empty: Path, said: Any) -> None:
 
 
 def test_losses_of_two_functions_are_told(empty: Path, said: Any) -> None:
-    steps = [{"step": n, "loss": 2.0, "validation_loss": 3.0, "step_ms": 1.0} for n in (1, 2)]
+    steps = [
+        {"step": n, "loss": 2.0, "validation_loss": 3.0, "step_ms": 1.0, "tokens_in_step": 8}
+        for n in (1, 2)
+    ]
     found = {
         loss: write_run(
             empty,

@@ -91,9 +91,7 @@ def test_a_table_of_claims_shows_what_the_frame_shows(empty: Path) -> None:
     assert found.cells["name"].item() == "flash_speed"
 
 
-def test_a_metric_that_was_asked_for_is_shown(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_that_was_asked_for_is_shown(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     rows = lab.summarize(lab.recorded("speed", "peers"), "step_ms")
     for text in (repr(rows), rows._repr_html_()):

@@ -47,7 +47,7 @@ def _require_text(parameter: inspect.Parameter, argument: Any, name: str) -> Non
         texts = [each for each in given if isinstance(each, str)] if _is_listed(given) else []
         cure = f", which stand one by one: {name}({', '.join(map(repr, texts))})" if texts else ""
         what = f"takes names{cure}" if is_several else f"takes a text as {parameter.name!r}"
-        raise WrongCall(f"{name} {what}, not {given!r:.80}")
+        raise WrongCall(f"{name} {what}, not {' '.join(repr(given).split()):.80}")
 
 
 def _is_listed(given: Any) -> bool:

@@ -15,6 +15,7 @@ from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.result_names import OF_A_TEXT
 from lsai_lab.runs.schema import BOTH, DERIVED
+from lsai_lab.runs.so_far import so_far
 
 # The results that people compare, and what they are called.
 RESULTS = {
@@ -221,7 +222,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "config": _settings(run),
         "env": run.env,
         "code": summary.code,
-        "results": summary.results,
+        "results": summary.results | so_far(run),
     }
     return {
         "run": str(summary.id),
