@@ -200,9 +200,10 @@ class StepTracker(PurposeTracker):
     def send(self, tensor: Tensor) -> None:
         """A program says that `tensor` lies on the GPU, and not only leaves out where it lies."""
         storage = storage_of(tensor)
-        self._sent.add(storage._cdata)
-        if tensor.numel() * tensor.element_size() < storage.nbytes():
-            self._in_part.add(storage._cdata)
+        key = storage._cdata
+        if key not in self._sent and tensor.numel() * tensor.element_size() < storage.nbytes():
+            self._in_part.add(key)
+        self._sent.add(key)
 
     @property
     def made_without_a_device(self) -> int:
