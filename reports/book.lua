@@ -45,7 +45,7 @@ local function image(element)
       element.attributes.height = ("%.3fin"):format(PAPER * height / 72)
     end
     if quarto then return element end
-    local alt = element.attributes.alt:gsub('["\\]', "")  -- pandoc's own writer leaves out the words
+    local alt = (element.attributes.alt or pandoc.utils.stringify(element.caption)):gsub('["\\]', "")  -- pandoc's own writer leaves out the words
     local size = width and (", width: %s, height: %s"):format(element.attributes.width, element.attributes.height) or ""
     return pandoc.RawInline("typst", ('#image("%s", alt: "%s"%s)'):format(element.src, alt, size))
   end
@@ -90,7 +90,7 @@ end
 local function div(element)
   if is_html and element.identifier:match("^tbl%-") then
     for _, block in ipairs(element.content) do
-      if block.t == "Table" and #block.colspecs > 6 then element.classes:insert(wide) end
+      if block.t == "Table" and #block.colspecs > 8 then element.classes:insert(wide) end
     end
     return element
   end
@@ -112,6 +112,17 @@ end
 
 local function whole(text)  -- a date, a range of numbers: no line ends at its hyphens
   if is_html and text.text:match("^%d[%d.,]*%-[%d%-.,]*%d") then return pandoc.Span({ text }, { class = "whole" }) end
+end
+
+local signs, units = { ["≤"] = true, ["≥"] = true, ["="] = true }, { min = true, h = true, s = true, days = true }
+
+local function glued(inlines)  -- in a cell no line ends between a sign, a number and its unit
+  for at = 2, #inlines - 1 do
+    local before, after = inlines[at - 1].text or "", inlines[at + 1].text or ""
+    local one = signs[before] or after == "=" or units[after] and before:match("%d$")
+    if inlines[at].t == "Space" and one then inlines[at] = pandoc.Str("\u{a0}") end
+  end
+  return inlines
 end
 
 -- In the PDF a table that waits for the reader's runs is a line: after which command it will stand here.
@@ -140,6 +151,7 @@ local function as_wide_as_its_words(element)
   if line then return line end
   for index, spec in ipairs(element.colspecs) do element.colspecs[index] = { spec[1], nil } end
   local before = pandoc.RawInline("typst", "#[]")  -- else typst reads a cell that begins with "= 8" as a heading
+  element = element:walk({ Inlines = glued })
   return element:walk({ Str = whole, Plain = function(cell) return pandoc.Plain({ before, table.unpack(cell.content) }) end })
 end
 

@@ -438,6 +438,45 @@ def test_a_part_of_the_pdf_begins_with_its_title() -> None:
     assert made.strip() == "#part[Many GPUs]", "no empty line before it"
 
 
+def filtered(text: str, to: str, folder: Path) -> str:
+    """The text as reports/book.lua leaves it, seen from a folder with its pictures."""
+    pypandoc = pytest.importorskip("pypandoc")
+    options = [f"--lua-filter={CHECKOUT / 'reports' / 'book.lua'}", "--wrap=none"]
+    return str(pypandoc.convert_text(text, to, "markdown", options, cworkdir=folder))
+
+
+def test_drawings_of_all_widths_are_shown_at_one_scale(tmp_path: Path) -> None:
+    for width in (288, 432):
+        drawing = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="144pt"/>'
+        (tmp_path / f"{width}.svg").write_text(drawing)
+    text = "![one](288.svg)\n\n![two](432.svg)"
+    paper, screen = (filtered(text, to, tmp_path) for to in ("typst", "html"))
+    assert re.findall(r"width: ([\d.]+)in, height: ([\d.]+)in", paper) == [
+        ("3.333", "1.667"),
+        ("5.000", "1.667"),
+    ], "five sixths"
+    assert re.findall(r"--points: ([\d.]+)", screen) == ["288", "432"]
+
+
+def test_a_command_ends_a_line_at_its_spaces_alone(tmp_path: Path) -> None:
+    made = filtered("`lsai predict --gpu h100 -- --batch-size <8>`", "html", tmp_path)
+    found = re.findall('<span class="whole">(.*?)</span>', made)
+    assert found == ["--gpu", "--", "--batch-size"] and "&lt;8&gt;</code>" in made
+
+
+def test_a_table_that_waits_for_runs_is_a_line_of_the_pdf_and_in_its_list(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    folder = reports(tmp_path)
+    table = "| will stand here | after |\n|:--|:--|\n| | `make report` |"
+    cell = f"# Yours\n\n::: {{#tbl-own}}\n{table}\n\nYour runs.\n:::"
+    nbformat.write(new_notebook(cells=[new_markdown_cell(cell)]), tmp_path / "short.ipynb")
+    assert to_markdown(tmp_path / "short.ipynb", folder / "one.ipynb") is None
+    (made,) = render(folder, tmp_path / "out", ["pdf"], "pandoc")
+    text = "\n".join(page.extract_text() for page in pypdf.PdfReader(made).pages)
+    assert "Stands here after make report" in text
+    assert text.index("Tables") < text.rindex("Your runs")
+
+
 def test_word_numbers_chapters_as_the_other_formats_do(tmp_path: Path) -> None:
     pypandoc = pytest.importorskip("pypandoc")
     if not quarto():

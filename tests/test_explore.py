@@ -125,7 +125,10 @@ def test_the_memory_of_a_step_is_what_is_predicted(
     assert float(needs) == pytest.approx(found.needs, rel=0.005)
     fits = found.needs <= usable_gib(find_gpu("H100"))
     each = "one H100" if gpus == 1 else f"each of {gpus} H100s"
-    assert each in said and said.startswith("It fits") == fits, said
+    assert f"on {each}" in said and said.startswith("It fits") == fits, said
+    free = float(re.search(r"a run may use ([\d.]+) of", said)[1])  # type: ignore[index]
+    if apart := re.search(r"([\d.]+) GiB (?:to spare|are missing)", said):
+        assert float(apart[1]) == pytest.approx(abs(float(needs) - free), abs=0.01)
     rows = {name: float(value.replace(",", "")) for name, value in listed(page)}
     for name, size in found.parts.items():
         assert rows.get(name, 0) == pytest.approx(size, abs=0.006), name
