@@ -63,3 +63,32 @@ def test_a_line_says_which_other_settings_its_runs_differ_in(
     lab.lines(lab.steps("h100/memory.bf16").assign(run="bf16"), "step", "loss", "run")
     shown = capsys.readouterr()
     assert shown.out + shown.err == ""
+
+
+def test_points_of_several_things_are_not_joined(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of machines nor of repeats is a line made; every series has its name."""
+    points = lab.points(lab.recorded("attention"))
+    points = points.query("measure == 'time' and variant == 'mha128' and mask == 'causal'")
+    capsys.readouterr()
+    axes = lab.lines(points, "length", "training_tflops", "backend", log="x").axes[0]
+    said = capsys.readouterr()
+    assert "points are not joined, for a series has several at one length: machine h100, h200" in (
+        said.out + said.err
+    )
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    there = points.dropna(subset=["training_tflops"])
+    assert {text.get_text() for text in axes.texts} == {*there["backend"]}
+    one = there.query("machine == 'h100' and repeat == repeat.min()")
+    axes = lab.lines(one, "length", "training_tflops", "backend").axes[0]
+    said = capsys.readouterr()
+    assert said.out + said.err == "" and "-" in {line.get_linestyle() for line in axes.lines}
+
+
+def test_a_chart_refuses_axes_that_are_none(empty: Path) -> None:
+    rows = pd.DataFrame({"x": [1, 2], "y": [1.0, 2.0], "of": "a", "text": "b"})
+    with pytest.raises(UserError, match='log is "x", "y" or "xy", not \'q\''):
+        lab.lines(rows, "x", "y", "of", log="q")
+    with pytest.raises(UserError, match="'text' is no column of numbers"):
+        lab.lines(rows, "x", "text", "of")

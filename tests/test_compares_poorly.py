@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def test_losses_on_two_texts_are_no_repeats(empty: Path, said: Any) -> None:
 
 
 def test_losses_of_two_functions_are_told(empty: Path, said: Any) -> None:
-    steps = [{"step": n, "loss": 2.0, "step_ms": 1.0, "tokens_in_step": 8} for n in (1, 2)]
+    steps = [
+        {"step": n, "loss": 2.0, "validation_loss": 3.0, "step_ms": 1.0, "tokens_in_step": 8}
+        for n in (1, 2)
+    ]
     found = {
         loss: write_run(
             empty,
@@ -116,13 +120,15 @@ def test_losses_of_two_functions_are_told(empty: Path, said: Any) -> None:
     for folder, name in ((found["smooth"], "a"), (found["full"], "b"), (found["fused"], "c")):
         (folder / "run.json").write_text(json.dumps({"name": name}))
     lab.curves("a", "b")
-    assert "several functions do not compare: a of smooth, b of cross entropy" in said()
+    assert "several functions do not compare: a of smooth; b of cross entropy" in said()
+    lab.curves("a", "b", y="validation_loss")
+    assert said() == "", "validation is cross entropy in both"
     lab.curves("b", "c")
     assert said() == "", "both compute the same"
     text = repr(lab.compare("a", "b"))
     assert "smooth and cross entropy are two functions" in text
     rows = lab.compare("a", "b").results.set_index("what")
-    assert rows.loc[["validation_loss"], "second - first"].isna().all()
+    assert rows.loc["validation_loss", "second - first"] == -1
     assert "two functions" not in repr(lab.compare("b", "c"))
 
 
@@ -196,3 +202,43 @@ def test_a_device_that_is_not_there_is_one_line(empty: Path) -> None:
         with pytest.raises(Exception, match="device") as error:
             lab.load_model(folder, device=device)
         assert len(below_cell(error.value)) == 1 and device in str(error.value)
+
+
+def test_losses_of_the_same_seeds_are_compared_seed_by_seed(empty: Path) -> None:
+    """Seeds may lie further apart than what is compared; then each seed says it."""
+    for variant, change in (("bf16", 0.0), ("baseline", 0.2)):
+        for seed in range(3):
+            results = {"validation_loss": 3.0 + seed + change * (1 + seed / 10)}
+            write_run(empty, "memory", variant, repeat=seed, config={"seed": seed}, results=results)
+    runs = lab.load("memory", mine=True).query("repeat == 0").sort_values("variant")
+    row = lab.compare(runs.iloc[::-1]).repeats.set_index("what").loc["validation_loss"]
+    assert row["second - first"] == pytest.approx(0.22)
+    assert row["first_high"] > row["second_low"] and not row["within_spread"]
+
+
+def test_a_comparison_leaves_disturbed_repeats_out_as_a_summary_does(empty: Path) -> None:
+    rows = lab.compare("h100/memory.bf16", "h100/memory.window_256").repeats.set_index("what")
+    runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
+    found = lab.summarize(runs, "tokens_per_s").set_index("variant")["tokens_per_s"]
+    assert rows.loc["tokens_per_s", "second"] == found["window_256"]
+    assert rows.loc["tokens_per_s", "first"] == found["bf16"]
+
+
+def test_charts_of_losses_of_several_texts_say_so(empty: Path, said: Any) -> None:
+    runs = lab.recorded("memory").query("part == 'train'")
+    rows = lab.summarize(runs, ["validation_loss", "tokens_per_s"])
+    told = said()
+    assert re.search(r"losses of several texts .*: [\w-]+ \(h100, h200-d\), [\w-]+ \(h200\)", told)
+    lab.bars(rows.query("machine == 'h100'"), "variant", "validation_loss")
+    assert said() == ""
+    lab.bars(rows.query("machine in ['h100', 'h200']"), "variant", "validation_loss")
+    assert "losses of several texts do not compare" in said()
+
+
+def test_no_loss_is_left_out_of_a_front(empty: Path) -> None:
+    """A share of a loss is more than what variants differ by."""
+    rows = pd.DataFrame(
+        {"validation_loss": [3.77, 3.79], "tokens_per_s": [10.0, 20.0], "variant": ["a", "b"]}
+    )
+    assert len(lab.pareto(rows, "validation_loss", "tokens_per_s")) == 2
+    assert len(lab.pareto(rows, "validation_loss", "tokens_per_s", same=0.01)) == 1

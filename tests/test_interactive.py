@@ -492,7 +492,7 @@ def test_losses_of_two_texts_are_drawn_with_a_word(
     assert "do not compare" not in capsys.readouterr().out
     lab.compare(one, other).plot()
     said = "losses of several texts do not compare, for each is per token of its own: "
-    assert f"{said}bf16 of mine-1, flash_attn of two-2" in capsys.readouterr().out
+    assert f"{said}bf16 of mine-1; flash_attn of two-2" in capsys.readouterr().out
 
 
 def test_pictures_say_in_words_what_they_show(empty: Path) -> None:

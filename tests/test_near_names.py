@@ -3,6 +3,7 @@ here, for settings, columns, results, attributes and functions."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def runs() -> pd.DataFrame:
         (lambda: lab.find_run(RECORDED).env["gpuu"], "there is no 'gpuu'; did you mean gpu"),
         (lambda: lab.study("memory").variants["bf15"], "no 'bf15'; did you mean bf16?"),
         (lambda: lab.style("x"), "lab.style()"),
-        (lambda: lab.over_repeats(runs(), "x"), "values is a column, rows[metric]"),
+        (lambda: lab.over_repeats(runs(), "x"), "lab.over_repeats takes a text as 'metric'"),
         (lambda: lab.predict("H100", "llama3-8b"), "the model the first: 'llama3-8b', 'H100'"),
         (lambda: lab.plan("H100", "llama3-8b"), "the model the first: 'llama3-8b', 'H100'"),
         (lambda: lab.predict("/no/such/folder"), "there is no folder or file '/no/such/folder'"),
@@ -194,3 +195,24 @@ def test_numbers_of_numpy_are_settings(empty: Path) -> None:
         {"seq_len": 64, "optim.lr": 0.5},
         {"seq_len": 32, "optim.lr": 0.5},
     ]
+
+
+def test_an_argument_of_another_type_is_told_in_a_line(empty: Path) -> None:
+    rows = lab.summarize(lab.recorded("memory").query("part == 'train'"), "tokens_per_s")
+    for call, said in (
+        (lambda: lab.judged(["flash_speed"]), "takes names, which stand one by one: lab.judged('f"),
+        (lambda: lab.claims_table(["a", "b"]), "one by one: lab.claims_table('a', 'b')"),
+        (lambda: lab.study(3), "lab.study takes a text as 'name', not 3"),
+        (lambda: lab.draw(["fusing"]), "lab.draw takes a text as 'name'"),
+        (lambda: lab.figure("memory"), "lab.figure shows a figure of matplotlib, not 'memory'"),
+        (lambda: lab.relative(rows, "label", "baseline"), "label is no number, so it has no ratio"),
+        (lambda: lab.machines(3), "a frame is wanted here"),
+        (lambda: lab.predict("lab", "h100", overrides=["a=3"]), "overrides is a mapping from set"),
+        (
+            lambda: lab.lines(rows, "label", "tokens_per_s", "machine"),
+            "'label' is no column of num",
+        ),
+    ):
+        with pytest.raises((TypeError, UserError), match=re.escape(said)) as found:
+            call()
+        assert len(below_cell(found.value)) == 1

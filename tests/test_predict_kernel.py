@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import Project, tiny
 
+import lsai_lab as lab
 from lsai_core.attention.measured import shipped
 from lsai_core.base.errors import UserError
 from lsai_core.config.train import TrainConfig
@@ -164,3 +165,39 @@ def test_the_command_line_says_its_assumption(shared: Project) -> None:
     ):
         code, out, err = shared.lsai(*words, *wrong)
         assert code == 2 and not out and said in err and len(err.splitlines()) == 1
+
+
+def test_a_prediction_says_what_does_not_run_on_the_gpu() -> None:
+    """AMD's GPUs take the kernels that torch brings for them; of this package's own, and of fp8, a
+    line says that they do not run there, or nothing is predicted."""
+    for gpu, kernel in (("MI300X", "sdpa_flash"), ("T4", "sdpa_math")):
+        found = lab.predict("lab-tiny", gpu)
+        assert found.gpus["attention"].tolist() == [kernel]
+        (remark,) = found.remarks
+        assert remark.startswith(f"{gpu}: PyTorch's own operations run there in place of")
+        assert remark in " ".join(repr(found).split())
+    assert lab.predict("lab-tiny", "h100").remarks == []
+    assert lab.predict("lab-tiny", "24GiB").remarks == []
+    fp8 = {"fp8.recipe": "fused"}
+    for gpu in ("A100-80", "MI300X", "T4"):
+        with pytest.raises(UserError, match=f"fp8.recipe fused does not run on {gpu}"):
+            lab.predict("lab-tiny", gpu, overrides=fp8)
+    (told,) = lab.predict("lab-tiny", overrides=fp8).remarks
+    assert told == "fp8.recipe fused does not run on A100-40, A100-80"
+    with pytest.raises(UserError, match="sdpa_cudnn is for NVIDIA's GPUs, and MI210 is AMD's"):
+        lab.predict("lab-tiny", "MI210", overrides={"attention.backend": "sdpa_cudnn"})
+
+
+def test_a_prediction_with_offloading_says_how_much_host_memory_it_needs() -> None:
+    found = lab.predict("lab-tiny", "h100", overrides={"parallel.cpu_offload": True})
+    assert found.host_gib > 0
+    assert f"in host memory, a GPU: {found.host_gib:.3g}"[:27] in " ".join(repr(found).split())
+    assert "in host memory" not in repr(lab.predict("lab-tiny", "h100"))
+
+
+def test_a_plan_says_what_it_was_asked_and_how_much_host_memory_it_needs() -> None:
+    away = {"parallel.cpu_offload": True}
+    found = lab.plan("lab-tiny", "24GiB", tokens=2048, seq_len=512, overrides=away)
+    host = found.settings["host_gib"][0]
+    assert host > 0 and f"{host:.2f} GiB of host memory" in found.answer
+    assert "2,048 tokens a step, in sequences of 512" in repr(found)

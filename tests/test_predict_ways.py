@@ -15,6 +15,8 @@ import pytest
 from conftest import CHECKOUT
 from ways_memory_job import BASE, WAYS, run_of
 
+import lsai_lab as lab
+from lsai_core.base.errors import UserError
 from lsai_core.config.strict import deep_merge
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.transformer import count_parameters
@@ -284,3 +286,27 @@ def test_one_prediction_does_not_disturb_another() -> None:
     for name in ("tp_4", "tp_fsdp", "tp"):
         simulate(run_of(name), on="cpu")
     assert simulate(run_of("tp"), on="cpu", rank=1) == first
+
+
+def test_gpus_of_a_prediction_are_all_of_them() -> None:
+    """Whatever else shares the work: FSDP, or copies, take what it leaves."""
+    for changes, fsdp, replicate in (
+        ({}, 4, 1),
+        ({"parallel.tp": 2}, 2, 1),
+        ({"parallel.cp": 2}, 2, 1),
+        ({"parallel.replicate": 2}, 2, 2),
+        ({"parallel.kind": "ddp"}, 1, 4),
+        ({"parallel.fsdp": 2, "parallel.tp": 2}, 2, 1),
+    ):
+        found = lab.predict("lab-tiny", "h100", gpus=4, overrides=changes)
+        way = found.config.parallel
+        assert (way.world_size, way.fsdp, way.replicate) == (4, fsdp, replicate), changes
+        assert f"4 GPUs ({way.kind + ', ' if way.kind == 'ddp' else ''}" in repr(found)
+        again = lab.predict(found.config, "h100", gpus=8)  # of the own way of a run, too
+        assert again.config.parallel.world_size == 8
+    for changes, said in (
+        ({"parallel.tp": 8}, "gpus=4: parallel.tp 8 makes a multiple of 8 GPUs"),
+        ({"parallel.fsdp": 4, "parallel.tp": 2}, "gpus=4: parallel.tp 2 x parallel.fsdp 4 makes 8"),
+    ):
+        with pytest.raises(UserError, match=said):
+            lab.predict("lab-tiny", "h100", gpus=4, overrides=changes)

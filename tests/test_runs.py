@@ -117,7 +117,9 @@ def test_each_run_has_a_page_that_shows_how_it_ended(hazards: Hazards) -> None:
         text = str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
         assert f"outcome: {run.summary.outcome}" in text
         if run.summary.outcome != "ok":
-            assert f"This run ended as {run.summary.outcome}" in text
+            stopped = run.summary.outcome == "preempted"
+            how = "was stopped" if stopped else f"ended as {run.summary.outcome}"
+            assert f"This run {how}" in text
         assert str(hazards.project.root) not in str([cell.source for cell in notebook.cells])
 
 

@@ -165,3 +165,36 @@ def test_a_run_of_another_trainer_has_the_peak_of_its_whole_step(empty: Path) ->
     peer = lab.find_run("h200-f/fsdp.titan_4_selective.titan")
     peak = peer.results["mem_peak_allocated_gib"]
     assert peer.phases.to_dict("records") == [{"phase": "whole step", "peak_gib": peak}]
+
+
+def test_a_stopped_run_says_what_its_steps_came_to(empty: Path) -> None:
+    """Its loss and speed so far, under the names that a finished one has, and that it was
+    stopped."""
+    steps = [STEP | {"step": n, "loss": 6.0 - n, "steady": n > 0} for n in range(3)]
+    reason, config = "stopped after step 3 of 9", {"steps": 9}
+    ended = {"outcome": "preempted", "reason": reason, "config": config, "metrics": steps}
+    run = lab.find_run(write_run(empty, "memory", "bf16", **ended))
+    assert run.results.train_loss == 5.0 and run.results.step_ms == 2.0
+    assert run.results.tokens_per_s == 4000.0
+    assert "4,000 tokens/s" in repr(run) and "This run was stopped" in repr(run.results)
+    good = {"tokens_per_s": 5000.0, "step_ms": 1.6, "train_loss": 4.5}
+    other = write_run(empty, "memory", "baseline", results=good)
+    rows = lab.compare(run, other).results.set_index("what")
+    assert rows.loc["tokens_per_s", "second / first"] == 1.25
+
+
+def test_a_recorded_run_says_its_machine_and_which_repeat_it_is(empty: Path) -> None:
+    run = lab.find_run("h100/memory.bf16")
+    for text in (repr(run), run._repr_html_()):
+        assert "h100/memory.bf16, seed 0, one of 3 repeats" in text
+    own = lab.find_run(write_run(empty, "memory", "bf16"))
+    assert repr(own).startswith("memory.bf16 (")
+
+
+def test_the_run_of_a_name_that_started_last_is_meant_however_often_one_looks(empty: Path) -> None:
+    first, last = (write_run(empty, "memory", "bf16", repeat=number) for number in range(2))
+    for folder in (last, first):  # written the other way round
+        (folder / "run.json").write_text(json.dumps({"name": "twice"}))
+    assert lab.find_run("twice").folder == last
+    lab.find_run(first).annotate(tags="seen", name="twice")
+    assert lab.find_run("twice").folder == last

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsai_core import simulated_gpu
 from lsai_core.base.errors import UserError
+from lsai_core.prediction.gpu_context import SimulatedGpu
 from lsai_core.profiling.memory import CAUSES
 from lsai_core.profiling.watch import StepWatch
 
@@ -105,3 +106,31 @@ def test_a_watched_update_is_the_optimizers_in_both_traced_steps() -> None:
     roots = [each for each in seen.kernels if each["name"] == "aten::sqrt"]
     assert [(each["class"], each["calls"]) for each in roots] == [("optimizer", 20)]
     assert seen.phase_ms["optimizer"] > 2 * seen.phase_ms["forward"]
+
+
+def test_a_data_set_without_a_device_is_told() -> None:
+    """It counts on the GPU; a program that sends its batches there means the host."""
+
+    def run(device: str | None) -> SimulatedGpu:
+        with simulated_gpu("h100") as gpu:
+            net = nn.Linear(2048, 2048, device="cuda")
+            optimizer = torch.optim.AdamW(net.parameters())
+            data = torch.randn(2**18, 2048, device=device)
+            for _ in range(2):
+                net(data[:64].cuda()).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return gpu
+
+    said = "2.00 GiB were made without a device before the first forward pass and count on"
+    unsaid = run(None)
+    assert said in unsaid.remark and unsaid.peak_allocated_gib > 2
+    assert run("cuda").remark == "" and run("cpu").remark == ""
+    assert run("cpu").peak_allocated_gib < 0.2
+
+
+def test_a_gpu_is_a_name_or_its_memory() -> None:
+    assert simulated_gpu(8).gpu.memory_gib == 8
+    for gpu in (["h100"], True, None):
+        with pytest.raises(UserError, match=r"gpu is a name, such as .h100., or its memory in GiB"):
+            simulated_gpu(gpu)  # type: ignore[arg-type]

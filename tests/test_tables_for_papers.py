@@ -83,3 +83,21 @@ def test_claims_are_read_again_only_when_a_file_changed(
     assert not asked
     with pytest.raises(ZeroDivisionError):
         lab.judged("flash_speed")
+
+
+def test_a_table_of_claims_shows_what_the_frame_shows(empty: Path) -> None:
+    found = lab.table(lab.judged("flash_speed"))
+    assert [*found.cells] == ["name", "machine", "bound", "verdict", "claim", "measured"]
+    assert found.cells["name"].item() == "flash_speed"
+
+
+def test_a_metric_that_was_asked_for_is_shown(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    rows = lab.summarize(lab.recorded("speed", "peers"), "step_ms")
+    for text in (repr(rows), rows._repr_html_()):
+        assert "step_ms" in text and "step_ms" not in text.partition("columns are shown")[2]
+
+
+def test_a_choice_of_columns_is_made_of_the_frame(empty: Path) -> None:
+    with pytest.raises(UserError, match=r"columns are chosen from the frame: lab.table\(frame\["):
+        lab.table(pd.DataFrame({"a": [1]}), ["a"])  # type: ignore[arg-type]

@@ -26,12 +26,32 @@ def checked_call(function: F, name: str) -> F:
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         try:
-            signature.bind(*given, **named)
+            bound = signature.bind(*given, **named)
         except TypeError as error:
             raise WrongCall(_wrong_call(signature, name, named, str(error))) from None
+        for parameter, argument in bound.arguments.items():
+            _require_text(signature.parameters[parameter], argument, name)
         return function(*given, **named)
 
     return call  # type: ignore[return-value]
+
+
+def _require_text(parameter: inspect.Parameter, argument: Any, name: str) -> None:
+    """`WrongCall` for anything else where a parameter is declared to be a text, or texts."""
+    if parameter.annotation not in (str, "str", "str | None"):
+        return
+    is_several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+    for given in argument if is_several else (argument,):
+        if isinstance(given, str) or (given is None and parameter.annotation == "str | None"):
+            continue
+        texts = [each for each in given if isinstance(each, str)] if _is_listed(given) else []
+        cure = f", which stand one by one: {name}({', '.join(map(repr, texts))})" if texts else ""
+        what = f"takes names{cure}" if is_several else f"takes a text as {parameter.name!r}"
+        raise WrongCall(f"{name} {what}, not {' '.join(repr(given).split()):.80}")
+
+
+def _is_listed(given: Any) -> bool:
+    return isinstance(given, list | tuple | set)
 
 
 def _wrong_call(

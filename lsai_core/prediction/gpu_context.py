@@ -58,6 +58,7 @@ _HERE = Path(__file__).parent
 _FOLDERS = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("profiling")))
 _OPERATORS = 10  # that are shown one by one
 _REASON = 120  # characters of an error
+_UNSAID_GIB = 0.1  # of tensors without a device, above which the remark tells them
 _OTHER_PEAK = "torch.cuda.max_memory_allocated() inside leaves out the libraries' part"
 SMALL_WORKSPACE = 8320 * 1024  # cuBLAS's before Hopper
 # Whose update has a multi-tensor form that is not its default on a GPU.
@@ -76,6 +77,7 @@ class SimulatedGpu(Shown):
         self._seen: set[int] = set()
         self.updates = 0
         self._values = NoValues()
+        self._unsaid = 0.0  # GiB before the first forward pass of which no device was said
         self._cut = ""
         self._stack = contextlib.ExitStack()
         self._replayed: Allocator | None = None
@@ -133,10 +135,13 @@ class SimulatedGpu(Shown):
     def _name_weights(self, module: nn.Module, *_inputs: Any) -> None:
         if torch.compiler.is_compiling() or id(module) in self._seen:
             return
+        is_first = not self._seen
         for part in module.modules():
             if id(part) not in self._seen:
                 self._seen.add(id(part))
                 self._name_own_weights(part)
+        if is_first:
+            self._unsaid = self._tracker.made_without_a_device / GIB
 
     def _name_own_weights(self, module: nn.Module) -> None:
         name_sharding(module, self._tracker)
@@ -234,13 +239,18 @@ class SimulatedGpu(Shown):
 
     @property
     def remark(self) -> str:
-        """Where the program was cut off, what it left out of a whole training step, how often it
-        read values, and which peak it saw; empty where two steps were seen and nothing read."""
+        """Where the program was cut off, what it left out of a whole training step, how much it
+        made without a device, how often it read values, and which peak it saw; empty where two
+        steps were seen and nothing read."""
         reads = self._values.reads
         times = "once" if reads == 1 else f"{reads} times"
         said = [
             self._cut,
             self._left_out,
+            f"{self._unsaid:.2f} GiB were made without a device before the first forward pass and "
+            'count on the GPU; with device="cpu" they lie on the host'
+            if self._unsaid >= _UNSAID_GIB
+            else "",
             f"values were asked for {times}: they are zeros" if reads else "",
             _OTHER_PEAK if self._values.peaks else "",
         ]
@@ -315,7 +325,7 @@ class SimulatedGpu(Shown):
         return self._replayed
 
 
-def simulated_gpu(gpu: str = "h100") -> SimulatedGpu:
+def simulated_gpu(gpu: str | float = "h100") -> SimulatedGpu:
     """A context in which PyTorch runs on fake tensors as on `gpu` (a name as in `lsai predict`, or
     its memory: `24GiB`), and nothing is allocated.
 

@@ -6,7 +6,7 @@ from the packages that are installed: with a sliding window torch alone masks S 
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ from lsai_core.attention.registry import Case
 from lsai_core.base.errors import Unavailable, UserError, hint
 from lsai_core.config.precision import compute_dtype
 from lsai_core.config.train import TrainConfig
+from lsai_core.kernels import AMPERE
 from lsai_core.profiling.gpus import Gpu
 
 # Kernels of packages of their own; the others come with torch.
@@ -106,9 +107,38 @@ def _missing(gpu: Gpu, name: str, packages: Collection[str]) -> str | None:
         return "exists for no GPU"
     if name in PACKAGES and name not in packages:
         return "is not installed"
+    if gpu.is_amd:
+        is_there = backend.rocm or not backend.fused
+        return None if is_there else f"is for NVIDIA's GPUs, and {gpu.name} is AMD's"
     if backend.compute_capability is not None:
         low, high = backend.compute_capability
-        major, minor = re.fullmatch(r"(\d+)\.(\d+)", gpu.capability or _USUAL).groups()  # type: ignore[union-attr]
-        if not low <= (int(major), int(minor)) <= high:
+        if not low <= _capability(gpu) <= high:
             return f"needs another architecture than that of {gpu.name}"
     return None
+
+
+def _capability(gpu: Gpu) -> tuple[int, int]:
+    major, minor = re.fullmatch(r"(\d+)\.(\d+)", gpu.capability or _USUAL).groups()  # type: ignore[union-attr]
+    return int(major), int(minor)
+
+
+def not_there(config: TrainConfig, gpus: Iterable[Gpu]) -> list[str]:
+    """What of the run some of these GPUs lack, a line each: the package's kernels, of which memory
+    and time are predicted, and fp8. UserError where the only GPU has no fp8, and the run needs
+    it."""
+    asked = [gpu for gpu in gpus if not gpu.is_cpu]
+    lack = [gpu.name for gpu in asked if gpu.is_amd or _capability(gpu) < AMPERE]
+    found = []
+    if lack:
+        found.append(
+            f"{', '.join(lack)}: PyTorch's own operations run there in place of this package's "
+            "kernels, with more memory and time than predicted"
+        )
+    known = [gpu for gpu in asked if gpu.capability or gpu.is_amd]
+    without = [gpu.name for gpu in known if gpu.is_amd or not gpu.fp8]
+    if config.fp8.recipe != "none" and without:
+        said = f"fp8.recipe {config.fp8.recipe} does not run on {', '.join(without)}"
+        if len(asked) == 1:
+            raise UserError(f"{said}; leave it out, or name another GPU")
+        found.append(said)
+    return found

@@ -70,6 +70,7 @@ class StepTracker(PurposeTracker):
         self.moments = Moments()
         self._place: Place | None = None
         self._sent: set[int] = set()  # storages that a program put on the GPU in words
+        self._in_part: set[int] = set()  # of these, those of which a slice alone was put there
         self.updating = False
         self._operator = ""
         self._entered: Phase | None = None
@@ -198,7 +199,22 @@ class StepTracker(PurposeTracker):
 
     def send(self, tensor: Tensor) -> None:
         """A program says that `tensor` lies on the GPU, and not only leaves out where it lies."""
-        self._sent.add(storage_of(tensor)._cdata)
+        storage = storage_of(tensor)
+        key = storage._cdata
+        if key not in self._sent and tensor.numel() * tensor.element_size() < storage.nbytes():
+            self._in_part.add(key)
+        self._sent.add(key)
+
+    @property
+    def made_without_a_device(self) -> int:
+        """Bytes that are taken to lie on the GPU since the program says nowhere of them where they
+        lie; weights left out."""
+        return sum(
+            size
+            for key, (_, size) in self._known.items()
+            if (key not in self._sent or key in self._in_part)
+            and self._purposes.get(key) != "weights"
+        )
 
     def _place_of(self, func: Any, args: Any, kwargs: Any) -> Place | None:
         """Where an operator's results lie by what it reads. RuntimeError, as PyTorch's, for a
@@ -234,6 +250,7 @@ class StepTracker(PurposeTracker):
 
     def _freed(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         self._sent.discard(key)
+        self._in_part.discard(key)
         super()._freed(key, reference)
 
 

@@ -70,6 +70,11 @@ class Gpu:
         return self.passport is not None and self.passport.device.kind == "cpu"
 
     @property
+    def is_amd(self) -> bool:
+        """Whether it is one of AMD, for which this package's kernels and fp8 are not written."""
+        return self.driver_name.startswith("AMD ")
+
+    @property
     def on(self) -> Literal["gpu", "cpu"]:
         """Where a step on it is predicted."""
         return "cpu" if self.is_cpu else "gpu"
@@ -145,7 +150,7 @@ _SLICE_SHARE = 0.97  # what a part of the memory is of its nominal size
 _VENDORS = re.compile(r"\b(nvidia|amd|geforce|instinct|tesla|quadro|mig)\b")
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str | float) -> Gpu:
     """The GPU that `name` means: `h200`, `rtx4090`, `a100 80gb`, the driver's name, a MIG slice.
 
     A size means any GPU with so much memory: `24GiB` (or `24`) in units of 2**30 bytes, as the
@@ -153,6 +158,10 @@ def find_gpu(name: str) -> Gpu:
     fp8 is left out. UserError for an unknown name says what may have been meant, and for one that
     several share, which these are.
     """
+    if isinstance(name, int | float) and not isinstance(name, bool):
+        name = f"{name:g}GiB"
+    if not isinstance(name, str):
+        raise UserError(f'gpu is a name, such as "h100", or its memory in GiB, not {name!r:.80}')
     wanted = _plain(name)
     for gpu in ALL_GPUS:
         if wanted in _names(gpu) or gpu.is_called(name.strip()):

@@ -287,8 +287,10 @@ class _Loop:
             self.checkpoints.save(done, self.model, self.optimizer, result.train_s)
         if stop and not last:
             self.checkpoints.finish()
-            # of several processes, the one that launched them knows the signal, and adds it
-            asked_by = "" if self.world.launched else f" ({signal.Signals(asked[0]).name})"
+            # of several processes, the one that launched them knows the signal, and adds it; a
+            # person stops a run by SIGTERM
+            told = not self.world.launched and asked[0] != signal.SIGTERM
+            asked_by = f" ({signal.Signals(asked[0]).name})" if told else ""
             raise Preempted(f"stopped after step {done} of {config.steps}{asked_by}")
         if check or save:
             self.timer.mark()

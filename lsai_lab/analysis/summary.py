@@ -11,18 +11,24 @@ import pandas as pd
 from lsai_core.base.errors import UserError, hint, no_column
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
+from lsai_lab.analysis.poorly import TEXTS, say_disturbed, say_texts
 from lsai_lab.project.files import listed
-from lsai_lab.runs.find import say
 from lsai_lab.runs.frames import Frame
-from lsai_lab.runs.result_names import OF_A_TEXT, is_timed, more_is_better, require_known
+from lsai_lab.runs.result_names import (
+    OF_A_TEXT,
+    is_quality,
+    is_timed,
+    more_is_better,
+    require_known,
+)
 
 # Speeds of one session that are closer than this are called equal. It is what two H200s differed by
 # at the 8 B model's eager work (`ours_eager` of h200-a and h200). Between sessions equal work of
 # that study lies 0.4 to 4.1 % apart (`lab.session_differences`): comparing them needs more.
 SESSION_SPREAD = 0.017
+_SAME_COST = 0.01  # a share by which costs differ that count as one
 ENDS = ("", "_low", "_high")
 CALM = "undisturbed"  # in a frame's attributes: by `run`, where these are fewer than `n`
-_MOST = 5  # names in a line
 VARIANT = ("machine", "variant", "label")
 _FACTS = ("outcome", "reason", "run")  # of a row's first run
 _APART = ("study", "part")  # runs of two of these are no repeats of each other
@@ -34,11 +40,6 @@ def over_repeats(metric: str, values: pd.Series) -> float:
     if not isinstance(values, pd.Series):
         raise UserError("lab.over_repeats(metric, values): values is a column, rows[metric]")
     return float(values.mean() if metric.endswith(OF_A_TEXT) else values.median())
-
-
-def is_quality(metric: str) -> bool:
-    """Whether a column is a loss or perplexity, which depends on the text and the seed."""
-    return metric == "loss" or metric.endswith(OF_A_TEXT)
 
 
 def summarize(
@@ -92,6 +93,8 @@ def summarize(
     told = frame.groupby(by, sort=False)["n"].transform("max") > 0
     found_rows = frame[(frame["n"] > 0) | (frame["outcome"] != "ok") | ~told].reset_index(drop=True)
     some = found_rows[(found_rows["disturbed"] > 0) & (found_rows["disturbed"] < found_rows["n"])]
+    if any(map(is_quality, metrics)) and "dataset" in runs:
+        found_rows.attrs[TEXTS] = dict(zip(runs["run"], runs["dataset"], strict=True))
     # what a table says of `n` once the column `disturbed` is gone
     found_rows.attrs[CALM] = dict(zip(some["run"], some["n"] - some["disturbed"], strict=True))
     return found_rows
@@ -134,8 +137,7 @@ def _mixes_texts(runs: pd.DataFrame, losses: pd.DataFrame, groups: list[str]) ->
         return False
     if there.groupby(groups, sort=False)["dataset"].nunique().max() > 1:
         return True
-    texts = ", ".join(there["dataset"].dropna().unique())
-    say(f"losses of several texts do not compare, for each is per token of its own: {texts}")
+    say_texts(there, there["dataset"])
     return False
 
 
@@ -183,6 +185,8 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
         raise UserError(
             f"no row is the variant {baseline!r}{hint(baseline, rows['variant'].unique())}"
         )
+    if not pd.api.types.is_numeric_dtype(rows[metric]):
+        raise UserError(f"{metric} is no number, so it has no ratio")
     say_disturbed(rows, metric)
     same = ["machine", *(name for name in _APART if name in rows)]
     there = rows[(rows["variant"] == baseline) & rows[metric].notna()]
@@ -243,12 +247,17 @@ def equal_to_best(
 
 
 def pareto(
-    rows: pd.DataFrame, cost: str, gain: str, *, larger: bool | None = None, same: float = 0.01
+    rows: pd.DataFrame,
+    cost: str,
+    gain: str,
+    *,
+    larger: bool | None = None,
+    same: float | None = None,
 ) -> pd.DataFrame:
     """The rows that no other beats in both `cost` (less is better) and `gain` (`larger` as in
-    `equal_to_best`), by rising cost; of two rows whose costs differ by less than `same` only the
-    better one. One front for each machine, study and part, where `rows` have several. UserError for
-    a cost of which more is better.
+    `equal_to_best`), by rising cost; of two rows whose costs differ by less than the share `same`
+    (0.01; of losses and perplexities 0) only the better one. One front for each machine, study and
+    part, where `rows` have several. UserError for a cost of which more is better.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> rows = lab.summarize(runs, ["tokens_per_s", "mem_peak_allocated_gib"])
@@ -259,6 +268,8 @@ def pareto(
     larger = _is_larger_better(gain, larger)
     if more_is_better(cost):
         raise UserError(f"more of {cost!r} is better, so it is no cost; cost comes before gain")
+    if same is None:
+        same = 0.0 if is_quality(cost) else _SAME_COST
     say_disturbed(rows, gain)
     _require_figures(rows, gain)
     if apart := _several(rows.dropna(subset=[cost, gain])):
@@ -275,24 +286,6 @@ def pareto(
             front.pop()
         front.append(int(place))
     return ordered.iloc[front]
-
-
-def say_disturbed(rows: pd.DataFrame, metric: str) -> None:
-    """Print of which rows (runs, or what `summarize` gives) a speed or time is of disturbed repeats
-    alone, where `rows` say it."""
-    if not is_timed(metric) or "disturbed" not in rows or not len(rows):
-        return
-    told = rows["disturbed"]
-    only = told.map(lambda each: isinstance(each, str) and each != "")
-    if "n" in rows:
-        only |= (rows["n"] > 0) & (pd.to_numeric(told, errors="coerce") >= rows["n"])
-    who = next((name for name in ("variant", "label") if name in rows), None)
-    names = list(dict.fromkeys(rows[only & rows[metric].notna()][who].map(str))) if who else []
-    if names:
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        which = "all repeats" if "n" in rows else "runs"
-        said = f"{which} of {', '.join(names[:_MOST])}{more} were disturbed"
-        say(f"{metric} compares poorly: {said}")
 
 
 def _is_larger_better(metric: str, larger: bool | None) -> bool:

@@ -25,7 +25,8 @@ GpuOption = Annotated[
     ),
 ]
 GpusOption = Annotated[
-    int | None, typer.Option(min=1, help="Shard over so many GPUs (parallel.fsdp).")
+    int | None,
+    typer.Option(min=1, help="On so many GPUs in all: FSDP shares what --set parallel.* leaves."),
 ]
 PassportOption = Annotated[
     Path | None,

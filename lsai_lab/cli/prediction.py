@@ -189,7 +189,7 @@ def _show(
         question.append(own)
     key = json.dumps(question, default=Passport.model_dump)
     found = cached_on_disk("lsai_lab.predictions.will_fit", key, answer)
-    found |= {"remarks": asked.remarks}
+    found |= {"remarks": [*asked.remarks, *found["remarks"]]}
     if as_json:
         print(json.dumps(found, indent=1))
     else:

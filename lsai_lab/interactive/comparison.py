@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -10,6 +12,7 @@ from matplotlib.figure import Figure
 from lsai_core.base.errors import UserError
 from lsai_core.base.shown import Shown
 from lsai_core.base.tables import Part, value, values
+from lsai_lab.analysis.intervals import half_width
 from lsai_lab.analysis.summary import over_repeats
 from lsai_lab.interactive.curves import curves
 from lsai_lab.report.load import TRAININGS, AnyRun, all_runs, folder_of, machine_name
@@ -21,9 +24,10 @@ from lsai_lab.runs.difference import (
     differing,
     several_peaks,
 )
-from lsai_lab.runs.find import machine_of, opened, repeats_of, which_repeat
+from lsai_lab.runs.find import machine_of, opened, repeats_of, seed_of, which_repeat
 from lsai_lab.runs.frames import Frame, with_ends
 from lsai_lab.runs.records import Run, name_in
+from lsai_lab.runs.result_names import is_quality, is_timed
 
 _NUMBERS = ("second / first", "second - first")
 _HEADS = ("what", "first", "second", *_NUMBERS)
@@ -37,8 +41,10 @@ class Comparison(Shown):
     """What two runs differ in, as frames (`settings`, `results`, `rest`: what, as `lab.load` calls
     it, first, second and the ratio, of losses the difference; `repeats`: of losses the means, of
     all else the medians over the repeats of each, their ends `first_low`, `first_high`,
-    `second_low`, `second_high`, and `within_spread`, whether these overlap, so that the difference
-    may be none), and `plot()`, their curves."""
+    `second_low`, `second_high`, and `within_spread`: the change may be
+    none, for the ranges overlap, or the 95 % interval of the mean difference of the same seeds has
+    0 in it; speeds and times are of the repeats that were not disturbed, where there are some), and
+    `plot()`, their curves."""
 
     def __init__(self, first: Run, second: Run) -> None:
         self._runs = (first, second)
@@ -77,10 +83,7 @@ class Comparison(Shown):
 
     def _over_repeats(self, name: str) -> tuple[object, ...]:
         """A line of `repeats`; empty where one of the two has no such result."""
-        found = [
-            pd.Series([run.summary.results.get(name) for run in runs]).dropna()
-            for runs in self._repeats
-        ]
+        found = [_undisturbed(name, runs) for runs in self._repeats]
         if any(values.empty for values in found):
             return ()
         one, other = (over_repeats(name, values) for values in found)
@@ -89,6 +92,8 @@ class Comparison(Shown):
             change = (None, None)
         ends = [float(end) for each in found for end in (each.min(), each.max())]
         overlap = ends[0] <= ends[3] and ends[2] <= ends[1]
+        if is_quality(name) and len(pairs := _by_seed(name, *self._repeats)) > 1:
+            overlap = abs(fmean(pairs)) <= half_width(pd.Series(pairs))
         return (name, one, other, *change, *ends, overlap)
 
     def plot(self, y: str | Sequence[str] = ("loss", "tokens_per_s"), x: str = "step") -> Figure:
@@ -118,6 +123,27 @@ class Comparison(Shown):
             parts.append(_table("Results", self.results, note=remark))
         parts.append(_table(differing(len(self.rest), "other fact"), self.rest, folded=True))
         return [part for part in parts if part.rows or part.note or (part.title == apart != "")]
+
+
+def _undisturbed(name: str, runs: list[Run]) -> pd.Series:
+    """A result of repeats; of a speed or time without those that were disturbed, where others are
+    there, as `lab.summarize` has it."""
+    there = [run for run in runs if run.summary.results.get(name) is not None]
+    calm = [run for run in there if not run.summary.results.get("disturbed")]
+    chosen = calm if calm and is_timed(name) else there
+    return pd.Series([run.summary.results[name] for run in chosen], dtype=float)
+
+
+def _by_seed(name: str, one: list[Run], other: list[Run]) -> list[float]:
+    """How far a result changes from each repeat of the first run to that of the second with the
+    same seed; none where not each has its partner."""
+    first, second = (
+        {seed_of(run): run.summary.results.get(name, math.nan) for run in runs}
+        for runs in (one, other)
+    )
+    changes = [second.get(seed, math.nan) - first[seed] for seed in first]
+    is_paired = {*first} == {*second} and len(first) == len(one) and len(second) == len(other)
+    return changes if is_paired and not any(map(math.isnan, changes)) else []
 
 
 def _table(title: str, frame: pd.DataFrame, folded: bool = False, note: str = "") -> Part:

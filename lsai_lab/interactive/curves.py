@@ -41,6 +41,7 @@ _WORDS = {
 COLUMNS = (*_WORDS, "step", "tokens_in_step", "steady")
 _EVERY_S, _SHARE = 2.0, 0.05  # of the time, for drawing
 _MOST_LINES = 20  # of a picture
+_MOST_NAMED = 3  # runs that a line of text names, else their number
 
 
 def curves(
@@ -73,6 +74,7 @@ def curves(
     drawn = _drawn(frames, columns, x, smooth)
     if any(name.endswith("loss") for name in columns):
         _say_whose_text(asked, frames)
+    if {"loss", "train_loss"} & {*columns}:  # validation is cross entropy in all
         _say_which_function(asked, frames)
     data = [frame.assign(series=label) for label, frame in frames.items() if len(frame)]
     shown = [name for name in ("series", x, *columns) if any(name in frame for frame in data)]
@@ -91,7 +93,7 @@ def _say_whose_text(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
     # a run that has not ended is known to read a source, one that has `source-<hash>`
     sources = {text.rpartition("-")[0] for text in texts if text}
     if len({text for text in texts if text} - sources) > 1:
-        whose = ", ".join(f"{label} of {text}" for label, text in zip(labels, texts, strict=False))
+        whose = _whose(labels, texts)
         print(f"losses of several texts do not compare, for each is per token of its own: {whose}")
 
 
@@ -99,8 +101,19 @@ def _say_which_function(runs: Sequence[AnyRun], labels: Iterable[str]) -> None:
     """Print that losses do not compare, where they are of several functions."""
     found = [loss_function(opened(folder_of(run)).config.get("loss")) for run in runs]
     if len({*found}) > 1:
-        whose = ", ".join(f"{label} of {name}" for label, name in zip(labels, found, strict=True))
-        print(f"losses of several functions do not compare: {whose}")
+        print(f"training losses of several functions do not compare: {_whose(labels, found)}")
+
+
+def _whose(labels: Iterable[str], found: Sequence[str | None]) -> str:
+    """Which runs are of which text or function: `a, b of one; 12 of two`."""
+    of: dict[str, list[str]] = {}
+    for label, name in zip(labels, found, strict=True):
+        of.setdefault(name or "no known one", []).append(label)
+    told = {
+        name: f"{len(runs)} runs" if len(runs) > _MOST_NAMED else ", ".join(runs)
+        for name, runs in of.items()
+    }
+    return "; ".join(f"{runs} of {name}" for name, runs in told.items())
 
 
 def _labels(runs: Sequence[AnyRun]) -> list[str]:

@@ -34,7 +34,7 @@ class _Parameters(Strict):
 
 
 def open_run(
-    study: str,
+    study: str | Strict,
     variant: str = "",
     *,
     folder: str = "",
@@ -54,7 +54,7 @@ def open_run(
     (`{"optim.lr": 1e-3}`), as `--set` takes them, for a run planned here, or a whole config, such
     as that of `lab.plan(...)`. `name`, `tags` and `note` are what you call it:
     `lab.find_run(name)`, columns of `lab.load`. A run that is there already keeps its names. A line
-    says where an executed run has the name already; the newest of a name that was is meant.
+    says where an executed run has the name already; the run of a name that started last is meant.
 
     Raises UserError for a wrong name or value, also of a parameter that papermill passed, and if
     another process is executing the run.
@@ -118,7 +118,8 @@ def _say_whose_name(name: str | None, folder: Path) -> None:
     """Print which other runs that were executed have this name already, and how they stand."""
     for other in begun(folder.parent.parent) if name else []:
         if other != folder and has_begun(other) and name in given_names(other):
-            print(f"{name!r} is already {other.name}, {opened(other).summary.outcome}")
+            how = opened(other).summary.outcome
+            print(f"{name!r} is already {other.name}, {how}; the run that starts last is meant")
 
 
 def _refuse_unknown_parameters() -> None:

@@ -24,17 +24,20 @@ from lsai_lab.runs.frames import Frame
 
 class Planned(Shown):
     """A plan: `answer` in words, `config` (None: nothing fits), `reasons` for each choice, and
-    `settings`, the chosen one and the next best with `reserved_gib` and `tokens_per_s`; `remarks`:
+    `settings`, the chosen one and the next best with `reserved_gib`, `host_gib` (both of one GPU)
+    and `tokens_per_s`; `remarks`:
     what one may not have asked for."""
 
     def __init__(self, plan: Plan, remarks: Sequence[str]) -> None:
         found = told(plan)
         self.remarks = list(remarks)
+        step = f"{found['tokens_per_step']:,} tokens a step"
+        self._asked = f"{step}, in sequences of {found['seq_len']:,}"
         self.answer: str = found["answer"]
         self.config: TrainConfig | None = plan.chosen.config if plan.chosen else None
         self.reasons = Frame(found["reasons"])
         rows = [found["plan"] | {"why": "chosen"}, *found["next"]] if found["plan"] else []
-        columns = ["words", "reserved_gib", "tokens_per_s", "why"]
+        columns = ["words", "reserved_gib", "host_gib", "tokens_per_s", "why"]
         self.settings = Frame(rows, columns=columns)
 
     @property
@@ -45,11 +48,19 @@ class Planned(Shown):
     def _parts(self) -> list[Part]:
         """The answer with its reasons, and the settings."""
         because = self.reasons[["chosen", "reason"]].values.tolist() if len(self.reasons) else []
-        heads = ("setting", "GiB", "tokens/s", "why")
+        note = "\n".join([self._asked, *self.remarks])
+        heads = ("setting", "GiB", "host GiB", "tokens/s", "why")
+        rows = self.settings.values.tolist()[1:]
+        if not self.settings["host_gib"].any():
+            heads, rows = _without_host(heads), [*map(_without_host, rows)]
         return [
-            Part(self.answer, ("choice", "why"), because, note="\n".join(self.remarks)),
-            Part("The next best", heads, self.settings.values.tolist()[1:]),
+            Part(self.answer, ("choice", "why"), because, note=note),
+            Part("The next best", heads, rows),
         ]
+
+
+def _without_host(row: Sequence[Any]) -> tuple[Any, ...]:
+    return (*row[:2], *row[3:])
 
 
 def plan(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from lsai_core.base.errors import UserError
 from lsai_core.config.strict import Strict, deep_merge, flatten, nested, validated
 from lsai_lab.project.files import listed, parse_value
 from lsai_lab.runs.schema import Text
@@ -30,7 +31,10 @@ def as_mapping(overrides: Any) -> Any:
 
 def as_nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides by dotted key as one nested mapping; a text is read as on the command line, for
-    papermill reads `1e-3` as YAML 1.1 does, as a text."""
+    papermill reads `1e-3` as YAML 1.1 does, as a text. UserError for what is no mapping."""
+    if not isinstance(overrides, Mapping):
+        said = 'overrides is a mapping from settings to values, {"seq_len": 4096}'
+        raise UserError(f"{said}, not {overrides!r:.80}")
     changes: dict[str, Any] = {}
     for key, value in flatten(dict(overrides)).items():
         read = parse_value(value) if isinstance(value, str) else plain(value)

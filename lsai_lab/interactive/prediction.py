@@ -23,7 +23,7 @@ from lsai_core.profiling.gpus import Gpu
 from lsai_core.training.combinations import checked
 from lsai_lab.interactive.asked import gpu_words, require_numbers, said_in_python, source_of
 from lsai_lab.interactive.planning import as_nested
-from lsai_lab.predictions.asked import Source, asked_for, describe, sharded_over, sizes_that_exist
+from lsai_lab.predictions.asked import Source, asked_for, describe, shared_by, sizes_that_exist
 from lsai_lab.predictions.will_fit import expected_kernel, largest_batch, longest, will_fit
 from lsai_lab.report.load import AnyRun
 from lsai_lab.report.predicted import config as config_of_run
@@ -38,14 +38,15 @@ _WORDS = {"gpu": "GPU", "memory_gib": "memory GiB", "step_s": "step s", "tokens_
 
 class Predicted(Shown):
     """A prediction: `answer` in words, `config`, and in GiB `peak_gib`, `needs_gib` (what the
-    allocator must have), `memory` (the peak by cause) and `phases` (the peak of each); `gpus`: one
-    row a GPU; `remarks`: what one may not have asked for; a picture: `plot()`."""
+    allocator must have), `host_gib` (host memory, a GPU), `memory` (the peak by cause) and `phases`
+    (the peak of each); `gpus`: one row a GPU; `remarks`: what one may not have asked for; a
+    picture: `plot()`."""
 
     def __init__(
         self, config: TrainConfig, found: Mapping[str, Any], remarks: Sequence[str] = ()
     ) -> None:
         self.config = config
-        self.remarks = list(remarks)
+        self.remarks = [*remarks, *found["remarks"]]
         self.answer: str = found["answer"]
         self.peak_gib: float = found["peak_gib"]
         self.needs_gib: float = found["needs_gib"]
@@ -106,6 +107,7 @@ class Predicted(Shown):
         gpus = self.gpus.assign(share=self.gpus["share"].map("{:.0%}".format))
         rows = gpus.astype(object).where(gpus.notna(), None).values.tolist()
         needs = f"the allocator needs {value(self.needs_gib)} GiB"
+        needs += f"; in host memory, a GPU: {value(self.host_gib)} GiB" if self.host_gib else ""
         return [
             Part(self.answer, note=about),
             Part(f"Peak of {value(self.peak_gib)} GiB; {needs}", ("cause", "GiB"), parts),
@@ -140,11 +142,11 @@ def predict(
     `what`: a preset (`"llama3-8b"`, in bf16 and compiled), else `"study.variant"`, a training run
     (as `lab.find_run` finds it), the folder or file of a Hugging Face config, a TrainConfig, or a
     ModelConfig, as of a preset; or name a `study` and `variant`, or that folder with `hf`. `gpu`: a
-    name as in `lsai predict`, or its memory ("24GiB", or 24); None: all known ones. `gpus`: sharded
-    over so many. `overrides`: settings with dots. `passport`: a file of `lsai probe`, for the
-    device that it was measured on, at its rates. `largest`: the largest batch, or longest sequence,
-    that fits one GPU, this machine's if none is named. Raises UserError for what cannot be
-    predicted.
+    name as in `lsai predict`, or its memory ("24GiB", or 24); None: all known ones. `gpus`: how
+    many in all, which FSDP shares as far as `overrides` leave it. `overrides`: settings with dots.
+    `passport`: a file of `lsai probe`, for the device that it was measured on, at its rates.
+    `largest`: the largest batch, or longest sequence, that fits one GPU, this machine's if none is
+    named. Raises UserError for what cannot be predicted.
 
     >>> found = lab.predict("llama3-8b", "h100", overrides={"grad_checkpoint": "full"})
     >>> print(found.fits, round(found.memory["weights"], 1))
@@ -183,7 +185,7 @@ def predict(
 def _changed(asked: Any, gpus: int | None, changes: dict[str, Any]) -> TrainConfig:
     """A TrainConfig, or that of a run, with changes."""
     config = asked if isinstance(asked, TrainConfig) else config_of_run(asked)
-    data = deep_merge(deep_merge(config.model_dump(), sharded_over(gpus)), changes)
+    data = deep_merge(config.model_dump(), shared_by(gpus, changes, config.parallel))
     return checked(TrainConfig, data, "the run")
 
 

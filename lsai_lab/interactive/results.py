@@ -35,12 +35,13 @@ SHOWN = 10
 
 
 class Results(dict[str, Any]):
-    """Results by name, and `outcome`, `reason`, `started` and `wall_s`; a table is a list of
-    mappings, `results.tokens_per_s` is `results["tokens_per_s"]`. UserError for an unknown name."""
+    """Results by name, and `outcome`, `reason`, `started` and `wall_s`; of a run that did not end
+    well also those of its steps `so_far`. A table is a list of mappings, `results.tokens_per_s` is
+    `results["tokens_per_s"]`. UserError for an unknown name."""
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: Summary, so_far: Mapping[str, Any] | None = None) -> None:
         end = {name: getattr(summary, name) for name in ("outcome", "reason", "started", "wall_s")}
-        super().__init__({**end, **summary.results})
+        super().__init__({**end, **summary.results, **(so_far or {})})
 
     def __missing__(self, name: str) -> Any:
         raise UserError(f"the run has no result {name!r}{hint(str(name), self)}")
@@ -59,7 +60,8 @@ class Results(dict[str, Any]):
     def _parts(self) -> Iterable[Part]:
         """How it ended, if not well; the headlines; the tables; the rest."""
         if self["outcome"] != "ok":
-            yield Part(f"This run ended as {self['outcome']}", note=str(self["reason"] or ""))
+            how = "was stopped" if self["outcome"] == "preempted" else f"ended as {self['outcome']}"
+            yield Part(f"This run {how}", note=str(self["reason"] or ""))
         single = {k: v for k, v in self.items() if not isinstance(v, list) and v is not None}
         first = [name for name in HEADLINES if name in single][:SHOWN]
         more = [name for name in single if name not in (*HEADLINES, "outcome", "reason")]

@@ -27,8 +27,8 @@ from lsai_core.config.strict import Strict, flatten
 from lsai_core.model.transformer import Transformer
 from lsai_lab.interactive.models import Generated, generate, load_model, load_run_tokenizer
 from lsai_lab.interactive.planning import checked_about
-from lsai_lab.interactive.results import Ended, Results, in_short, unfolded
-from lsai_lab.interactive.standing import standing
+from lsai_lab.interactive.results import Ended, Results, unfolded
+from lsai_lab.interactive.standing import address, figures, standing
 from lsai_lab.launch.stop import Interrupted, stop_requests
 from lsai_lab.machine.environment import environment, fingerprint
 from lsai_lab.project.files import listed, repo_root
@@ -45,6 +45,7 @@ from lsai_lab.runs.notebook import RUN_LOG
 from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Summary, annotate, name_in
 from lsai_lab.runs.session import Session
+from lsai_lab.runs.so_far import so_far
 from lsai_lab.runs.study import PlannedRun
 from lsai_lab.runs.writer import is_held
 
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from lsai_lab.interactive.curves import LiveCurves
     from lsai_lab.report.show import Picture
 
-_FIRST = ("tokens_per_s", "validation_loss", "mem_peak_allocated_gib", "largest_batch")
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -183,9 +183,9 @@ class Run(Shown):
     @property
     def results(self) -> Results:
         """What came out, by name, with `outcome`, `reason`, `started` and `wall_s`; the notebook
-        shows it as a table. UserError if the run has not ended."""
+        shows it as a table; of a stopped run as far as it came. UserError for one that goes on."""
         try:
-            return Results(Summary.read(self.folder))
+            return Results(Summary.read(self.folder), so_far(self._record))
         except FileNotFoundError:
             words = f"{self.id.folder} has no results yet: {self.state}"
             raise UserError(f"{words}; run.steps shows what is done") from None
@@ -337,7 +337,7 @@ class Run(Shown):
         """What it is and how it stands; settings and machine folded."""
         about: dict[str, Any] = {
             "state": self.state,
-            "results": in_short(self._record.summary.results, _FIRST),
+            "results": figures(self._record),
             "disturbed": self._record.summary.results.get("disturbed"),
             "overrides": overrides_in(self.command),
             "name": self.name,
@@ -345,7 +345,7 @@ class Run(Shown):
         }
         about |= {"note": self.note, "folder": self.folder, "command": self.command}
         told = [(key, text) for key, text in about.items() if text not in (None, "")]
-        yield Part(f"{self._called}: run {self.id.folder} of study {self.id.study}", rows=told)
+        yield Part(f"{self._called}: {address(self._record)}", rows=told)
         settings = self._settings()
         heads = ("setting", "value")
         yield Part(f"{len(settings)} settings", heads, settings, folded=True, by_row=True)
@@ -364,14 +364,14 @@ class Run(Shown):
             return _given(flatten(self._record.config))
 
     def __repr__(self) -> str:
+        record, changed = self._record, overrides_in(self.command)
         name = f" {self.name!r}" if self.name else ""
-        about = f"{self.id.study}.{self.id.name}{name} ({self._called})"
-        results, changed = self._record.summary.results, overrides_in(self.command)
+        about = f"{address(record)}{name} ({self._called})"
         told = (
             changed and f"overrides {changed}",
             value(self.state),
-            in_short(results, _FIRST),
-            results.get("disturbed") and f"disturbed: {results['disturbed']}",
+            figures(record),
+            (why := record.summary.results.get("disturbed")) and f"disturbed: {why}",
             str(self.folder),
         )
         lines = [about, *filter(None, told)]

@@ -4,8 +4,24 @@ from pathlib import Path
 
 import pandas as pd
 
-from lsai_lab.runs.find import going_on, has_begun
+from lsai_lab.interactive.results import in_short
+from lsai_lab.runs.find import going_on, has_begun, machine_of, repeats_of, which_repeat
 from lsai_lab.runs.records import Run
+from lsai_lab.runs.so_far import so_far
+
+_FIRST = ("tokens_per_s", "validation_loss", "mem_peak_allocated_gib", "largest_batch")
+
+
+def figures(run: Run) -> str:
+    """What people look for first of the results, in a line; of a stopped run as far as it came."""
+    return in_short(run.summary.results | so_far(run), _FIRST)
+
+
+def address(run: Run) -> str:
+    """Which run it is: `memory.bf16`, of a recorded one `h100/memory.bf16, seed 0, one of 3
+    repeats`."""
+    name, machine = f"{run.summary.id.study}.{run.summary.id.name}", machine_of(run.folder)
+    return name if machine is None else f"{machine}/{name}{which_repeat(run, repeats_of(run))}"
 
 
 def standing(run: Run, rows: pd.DataFrame, has_steps: bool) -> str:

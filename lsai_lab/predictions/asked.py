@@ -2,6 +2,7 @@
 Face configuration or another trainer's file as a `TrainConfig`."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from lsai_core.training.combinations import checked
 from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.peers.settings import PLAIN, Peer
 from lsai_lab.peers.trainer_file import read_trainer_file
-from lsai_lab.project.files import merged, repo_root
+from lsai_lab.project.files import repo_root
 
 # Of the text nothing matters; the smallest vocabulary fits any model.
 UNREAD_VOCABULARY = 257
@@ -29,6 +30,8 @@ DEFAULTS: dict[str, Any] = {
     "batch_size": 1,
     "data": {"vocab_size": UNREAD_VOCABULARY},
 }
+# Whose product is the number of GPUs.
+_DEGREES = ("tp", "pp", "cp", "fsdp", "replicate")
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,48 @@ class Source:
                 raise UserError(f"--{name} belongs to a study; add --study, or leave it out")
         if self.toml is not None:  # needs no checkout, as --hf and --model
             return _of_file(self.toml, gpus, overrides)
-        overrides = merged(overrides, sharded_over(gpus))
         if self.study is not None:
-            settings = deep_merge(PLAIN if trainer else {}, overrides)
-            profile = self.profile or _profile_for(gpu)
+            plain, profile = PLAIN if trainer else {}, self.profile or _profile_for(gpu)
+            if gpus is not None:
+                own = _of_study(self.study, self.variant, plain, profile).parallel
+                overrides = shared_by(gpus, overrides, own)
+            settings = deep_merge(plain, overrides)
             config = _of_study(self.study, self.variant, settings, profile)
             return Asked(config, remarks=[f"settings of the study under profile {profile}"])
+        overrides = shared_by(gpus, overrides)
         if self.hf is not None:
             return _of_hf(self.hf, bool(trainer), overrides)
         data = DEFAULTS | {"model": {"preset": self.model}} | (PLAIN if trainer else {})
         return Asked(checked(TrainConfig, deep_merge(data, overrides), f"preset {self.model}"))
 
 
-def sharded_over(gpus: int | None) -> dict[str, Any]:
-    """The settings (nested) of a model that so many GPUs share. UserError for a number below 1."""
+def shared_by(
+    gpus: int | None, changes: dict[str, Any], own: ParallelConfig | None = None
+) -> dict[str, Any]:
+    """`changes` (nested) with which a run whose own way is `own` has so many GPUs in all: what
+    `tp`, `pp`, `cp` and `replicate` leave, FSDP shares; of `ddp` and `zero1` they are copies.
+    UserError for a number below 1, and where these have no such product."""
     if gpus is None:
-        return {}
+        return changes
     if type(gpus) is not int or gpus < 1:
         raise UserError(f"--gpus is a whole number of at least 1, not {gpus!r}")
-    return {"parallel": {"fsdp": gpus}}
+    given = changes.get("parallel") or {}
+    if not isinstance(given, dict):
+        return changes  # refused with the other settings
+    way = (own or ParallelConfig()).model_dump() | given
+    rest = "replicate" if way["kind"] in ("ddp", "zero1") else "fsdp"
+    held = {name: way[name] for name in _DEGREES if name != rest or name in given}
+    if rest == "replicate" and "fsdp" not in given:
+        held["fsdp"] = 1
+    if not all(type(degree) is int and degree > 0 for degree in held.values()):
+        return changes
+    product = math.prod(held.values())
+    if gpus % product or (rest in held and product != gpus):
+        words = " x ".join(f"parallel.{name} {size}" for name, size in held.items() if size > 1)
+        makes = "" if rest in held else "a multiple of "
+        raise UserError(f"--gpus {gpus}: {words} makes {makes}{product} GPUs")
+    shares = {rest: held.get(rest, gpus // product), "fsdp": held.get("fsdp", gpus // product)}
+    return deep_merge(changes, {"parallel": shares})
 
 
 def _of_file(path: Path, gpus: int | None, overrides: dict[str, Any]) -> Asked:
@@ -193,14 +219,14 @@ def sizes_that_exist(config: TrainConfig) -> Iterator[None]:
 
 
 def _ways(parallel: ParallelConfig) -> str:
-    """How the GPUs share the model, where that is not by FSDP alone: ` (tp 2, fsdp 2)`."""
+    """How several GPUs share the model: ` (tp 2, fsdp 2)`."""
     sizes = {name: getattr(parallel, name) for name in ("pp", "tp", "cp", "fsdp", "replicate")}
     words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     if parallel.kind != "fsdp":
         words = [parallel.kind, *words]
     if parallel.pp > 1:
         words.append(parallel.pp_schedule)
-    return "" if words in ([], [f"fsdp {parallel.fsdp}"]) else f" ({', '.join(words)})"
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _blocks(config: TrainConfig) -> str:

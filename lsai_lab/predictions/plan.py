@@ -195,14 +195,15 @@ def make_plan(
     sizes, sequences = batches(asked, tokens, fixed)
     search = Search(room, sizes, sequences, packages, on_next)
     chunk = asked.loss_chunk or loss_chunk(asked, room.usable_gib)
-    here = chains(asked, fixed, allowed, CHECKPOINTS, room.gpu.fp8, chunk)
+    fp8 = room.gpu.fp8 and not room.gpu.is_amd
+    here = chains(asked, fixed, allowed, CHECKPOINTS, fp8, chunk)
     if not here:
         raise UserError("no setting is possible with what is set; leave some of it to the plan")
     if known := best(search, here):
         return Plan(asked, search, here, here, known, allowed)
     away = [
         chain
-        for chain in chains(asked, fixed, allowed, OFFLOADS, room.gpu.fp8, chunk)
+        for chain in chains(asked, fixed, allowed, OFFLOADS, fp8, chunk)
         if chain.loss == here[0].loss
     ]
     known = best(search, away)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from lsai_core.base.errors import UserError, hint
 from lsai_core.config.train import TrainConfig
 from lsai_core.model.hf_config import AnotherModel
+from lsai_core.prediction.kernel import not_there
 from lsai_core.profiling.gpus import MARGIN, Gpu, find_gpu
 from lsai_lab.machine.environment import gpu_facts
 from lsai_lab.predictions.asked import Source, gpu_called, sizes_that_exist
@@ -101,7 +102,7 @@ def ask(
         cast(Numerics, numerics),
         fixed,
         packages,
-        asked.remarks,
+        [*asked.remarks, *not_there(config, [target])],
     )
 
 

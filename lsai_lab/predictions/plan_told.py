@@ -87,8 +87,9 @@ def answer(plan: Plan) -> str:
     several = " on each" if plan.asked.parallel.world_size > 1 else ""
     together = " in all" if plan.asked.parallel.world_size > 1 else ""
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}"
+    host = f", {gib(chosen.host_gib)} of host memory{several}" if chosen.host_gib else ""
     return (
-        f"{words}: {gib(chosen.reserved_gib)[:-4]} of {gib(room.given_gib)}{several}, "
+        f"{words}: {gib(chosen.reserved_gib)[:-4]} of {gib(room.given_gib)}{several}{host}, "
         f"about {rounded(chosen.tokens_per_s):,} tokens/s{together}{on}"
     )
 
@@ -309,8 +310,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     )
     if found["plan"] is None:
         return
-    if found["plan"]["host_gib"]:
-        yield f"In host memory, per GPU: {gib(found['plan']['host_gib'])}."
     yield ""
     yield "Why:"
     for _, same in itertools.groupby(found["reasons"], key=lambda reason: reason["choice"]):

@@ -9,7 +9,13 @@ from typing import Any, Literal
 from lsai_core.base.errors import UserError
 from lsai_core.config.model import MOST_TOKENS, GradCheckpoint
 from lsai_core.config.train import TrainConfig
-from lsai_core.prediction.kernel import PACKAGES, kernel_on, packages_named, packages_on
+from lsai_core.prediction.kernel import (
+    PACKAGES,
+    kernel_on,
+    not_there,
+    packages_named,
+    packages_on,
+)
 from lsai_core.prediction.largest import largest_within
 from lsai_core.prediction.memory import Prediction, predict, predict_ranks, verdict
 from lsai_core.prediction.roofline import estimate, untimed
@@ -50,6 +56,7 @@ def will_fit(
         own = trainer_memory_of(trainer, asked).model_dump() | dict(trainer_memory or {})
         return predict_as(asked, TrainerMemory.model_validate(own))
 
+    remarks = not_there(config, gpus) if trainer is None else []
     kernels = [expected_kernel(config, gpu, packages, trainer) for gpu in gpus]
     by_kernel = {kernel: needed(config, kernel) for kernel in dict.fromkeys(kernels)}
     found = by_kernel[kernels[0]]
@@ -85,6 +92,7 @@ def will_fit(
         "attention": attention,
         "otherwise": otherwise,
         "gpus": rows,
+        "remarks": remarks,
     }
 
 
@@ -171,7 +179,7 @@ def _answer(
     spare = gpu.memory_gib - OUTSIDE_GIB - found.needs
     other: GradCheckpoint = "full" if config.grad_checkpoint == "none" else "none"
     name = f"a {gpu.name}" if gpu.name.startswith("GPU ") else gpu.name
-    itself = "the program" if gpu.is_cpu else "CUDA"
+    itself = "the program" if gpu.is_cpu else "ROCm" if gpu.is_amd else "CUDA"
     answer = {
         "fits": f"Fits {name} with {spare:.1f} GiB to spare, beside {OUTSIDE_GIB:g} GiB that "
         f"{itself} itself takes",

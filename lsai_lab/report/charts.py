@@ -16,23 +16,18 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from lsai_core.base.errors import UserError
 from lsai_core.base.tables import value as shown_value
-from lsai_core.config.affects import names_that_affect
-from lsai_core.config.train import TrainConfig
-from lsai_lab.analysis.summary import is_quality, require_columns, say_disturbed
+from lsai_lab.analysis.poorly import say_disturbed, say_several_texts
+from lsai_lab.analysis.summary import require_columns
 from lsai_lab.report.colors import COLORS
+from lsai_lab.report.joined import has_one_at_each, say_what_differs
 from lsai_lab.report.show import shown_once
 from lsai_lab.report.style import series_style
-from lsai_lab.runs.find import say
 from lsai_lab.runs.no_rows import why_empty
+from lsai_lab.runs.result_names import is_quality
 
 MOST_BARS = 40  # that a reader tells apart
 MARKED = 40  # points of a line: with fewer, each has a marker
-MOST_TOLD = 5  # settings in a line
 LONG = 30  # letters of a row's name: of a longer one the rest stands in a second line
-_SETTINGS = {
-    *names_that_affect(TrainConfig, "result"),
-    *names_that_affect(TrainConfig, "speed"),
-}
 # Of each kind of loss: how far its marks stand from the middle of the row, and its colour.
 _LOSSES = {"validation": (-0.14, COLORS["ours"]), "training": (0.14, COLORS["peer"])}
 # Inches: of the text, and of one panel, which a phone shows whole and a column of the PDF at 5/6.
@@ -78,6 +73,7 @@ def bars(
         raise UserError(f"nothing to draw: {why_empty(frame) or 'the frame has no rows'}")
     _require_readable(color, len(frame))
     say_disturbed(frame, value)
+    say_several_texts(frame, value)
     names = [two_lines(name) for name in _with_machines(frame, label)]
     axes = _axes(ax, height=0.6 + 0.23 * len(names) + 0.13 * sum("\n" in name for name in names))
     values = _numbers(frame, value) * scale
@@ -116,7 +112,8 @@ def lines(
 ) -> Figure:
     """A line a value of `series`, in the order of their first rows, over `x`. The axis of `y`
     begins at 0, but for losses. Where a line joins runs, rows of `lab.load`, that differ in other
-    settings, too, a line of text says in which.
+    settings, too, a line of text says in which; where rows of one series share an `x`, as those of
+    several machines or repeats, no line joins its points, and the text says what they differ in.
 
     `axis`: the names of both axes, with units (default: the columns); `log`: the logarithmic ones
     ("x", "y", "xy"). A line's name stands at its right end, `legend=True`: below the figure.
@@ -126,14 +123,21 @@ def lines(
     >>> fig = lab.lines(steps, "step", "loss", "run")
     """
     require_columns((x, y, series), frame)
-    _say_what_differs(frame, x, y, series)
+    if not {*log} <= {"x", "y"}:
+        raise UserError(f'log is "x", "y" or "xy", not {log!r:.80}')
+    for name in (x, y):
+        _numbers(frame, name, "lines join")
+    say_what_differs(frame, x, y, series)
+    joined = has_one_at_each(frame, x, y, series)
     axes = _axes(ax, height=2.6)
     ends = []
     for place, (name, rows) in enumerate(frame.groupby(series, sort=False)):
         marker = {} if len(rows) <= MARKED else {"marker": ""}
-        style = series_style(place) | marker | dict((styles or {}).get(str(name), {}))
+        apart = {} if joined else {"linestyle": "none", "marker": "o"}
+        style = series_style(place) | marker | dict((styles or {}).get(str(name), {})) | apart
         line = axes.plot(rows[x], rows[y].astype(float), label=str(name), **style)[0]
-        ends.append((str(name), rows[x].iloc[-1], float(rows[y].iloc[-1]), line.get_color()))
+        if len(last := rows.dropna(subset=[x, y]).tail(1)):
+            ends.append((str(name), last[x].item(), float(last[y].item()), line.get_color()))
     axes.set(**dict(zip(("xlabel", "ylabel"), axis or (x, y), strict=True)))
     if "x" in log:
         axes.set_xscale("log", base=2)
@@ -230,33 +234,6 @@ def _with_machines(frame: pd.DataFrame, label: str) -> list[str]:
     return [each if str(on) in each else f"{each}, {on}" for each, on in pairs]
 
 
-def _say_what_differs(frame: pd.DataFrame, x: str, y: str, series: str) -> None:
-    """Print in which settings runs differ that a line joins, beside what the chart shows."""
-    if "run" not in frame or "key" not in frame:
-        return  # no runs
-    drawn, shown = frame.dropna(subset=[x, y]), (x, y, series)
-    names = [name for name in frame if name not in shown and _is_setting(str(name), shown)]
-    lines_of = drawn[series].to_numpy()
-    several = drawn[names].astype(str).groupby(lines_of, sort=False).nunique().max()
-    found = (str(name).removeprefix("config.") for name in names if several[name] > 1)
-    differ = list(dict.fromkeys(found))
-    if differ:
-        more = f" and {len(differ) - MOST_TOLD} more" if len(differ) > MOST_TOLD else ""
-        told = f"{', '.join(differ[:MOST_TOLD])}{more}"
-        say(f"a line joins runs that differ in more than {x}: {told}")
-
-
-def _is_setting(name: str, shown: Sequence[str]) -> bool:
-    """Whether a column of `lab.load` is the machine or a setting that matters, and no part of a
-    shape of the model that is shown."""
-    setting = name.removeprefix("config.")
-    if any(each.removeprefix("config.") == setting for each in shown):
-        return False
-    if setting.startswith("model.") and any(each.startswith("model.") for each in shown):
-        return False
-    return name == "machine" or setting in _SETTINGS
-
-
 def _words(text: str | None, value: float, ratio: float) -> str:
     """What stands at the end of a bar. UserError for a format that is none."""
     if not text:
@@ -270,12 +247,12 @@ def _words(text: str | None, value: float, ratio: float) -> str:
         ) from None
 
 
-def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
+def _numbers(frame: pd.DataFrame, name: str, shown: str = "bars show") -> pd.Series:
     """A column as numbers. UserError where it has none."""
     try:
         return frame[name].astype(float)
     except (TypeError, ValueError):
-        raise UserError(f"{name!r} is no column of numbers, and bars show numbers") from None
+        raise UserError(f"{name!r} is no column of numbers, and {shown} numbers") from None
 
 
 def _require_readable(color: str | Sequence[str], rows: int) -> None:

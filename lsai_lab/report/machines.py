@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from lsai_lab.analysis.summary import require_columns
 from lsai_lab.project.files import load_yaml
 from lsai_lab.report.load import load, session
 from lsai_lab.runs.frames import Frame
@@ -16,6 +17,7 @@ def machines(runs: pd.DataFrame | None = None) -> pd.DataFrame:
     'five seeds of memory; its speeds do not count'
     """
     runs = load() if runs is None else runs
+    require_columns(("machine", "started"), runs)
     labels = runs.groupby("machine")
     days = pd.to_datetime(runs["started"].str[:10]).dt.strftime("%b %d").str.replace(" 0", " ")
     ends = runs["started"].groupby(runs["machine"]).agg(["idxmin", "idxmax"])

@@ -33,7 +33,7 @@ from lsai_lab.runs.no_rows import why_empty
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
 from lsai_lab.runs.records import page_name
 from lsai_lab.runs.result_names import is_timed
-from lsai_lab.runs.shown_columns import ENDS, chosen_columns, is_summary
+from lsai_lab.runs.shown_columns import ENDS, chosen_columns, is_judged, is_summary
 
 PNG_DPI = 200
 MOST_ROWS, MOST_COLUMNS = 200, 40  # of a table that a reader can take in
@@ -130,9 +130,9 @@ def table(
     first) a link to each run's page, of a pair `(before, after)` of folders in the report one to
     both side by side. Strings are Markdown, those of records are not; missing values
     show as an en dash. A column beside its ends (`<name>_low`, `<name>_high`) has them in
-    brackets, and of what `lab.summarize` gives it takes what that shows itself. `.to_latex()`,
-    `.to_markdown()` and `.to_csv()` of the table are for papers. Raises UserError for an unknown
-    column, and for what is no format.
+    brackets, and of what `lab.summarize` and `lab.judged` give it takes what those show themselves.
+    `.to_latex()`, `.to_markdown()` and `.to_csv()` of the table are for papers. Raises UserError
+    for an unknown column, and for what is no format.
 
     >>> runs = lab.recorded("memory").query("machine == 'h100' and part == 'train'")
     >>> lab.table(runs[["label", "tokens_per_s", "run"]], {"tokens_per_s": ",.0f"})
@@ -140,7 +140,9 @@ def table(
     """
     frame = getattr(frame, "_frame_of_it", frame)
     require_columns((), frame)
-    formats = dict(formats or {})
+    formats = _formats(formats)
+    if is_judged(frame) and frame.index.name:  # their names, by which they are asked for
+        frame = frame.reset_index()
     whole = frame
     names = [name for name in frame.columns if name != "run"]
     if unknown := [name for name in [*formats, *([link] if link else [])] if name not in names]:
@@ -197,8 +199,22 @@ def _told_elsewhere(frame: pd.DataFrame) -> set[str]:
     """Columns that a table does not show, where nobody gives them a format: ends of ranges, which
     stand beside their figure, and of a summary what it does not show itself."""
     hidden = {f"{name}{end}" for name in _with_ends(frame) for end in ENDS}
-    summary = is_summary(frame) and frame.columns.is_unique
-    return hidden | ({*frame} - {*chosen_columns(frame)} if summary else set())
+    if not frame.columns.is_unique:
+        return hidden
+    if is_judged(frame):
+        return {*frame} - {"name", *chosen_columns(frame)}
+    return hidden | ({*frame} - {*chosen_columns(frame)} if is_summary(frame) else set())
+
+
+def _formats(given: Any) -> dict[str, Format]:
+    """The formats by column. UserError for what is no such mapping, as a choice of columns."""
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    listed = [given] if isinstance(given, str) else given
+    raise UserError(
+        f"formats is a mapping from a column to its format, {{'tokens_per_s': ',.0f'}}, not "
+        f"{given!r:.80}; columns are chosen from the frame: lab.table(frame[{listed!r:.80}])"
+    )
 
 
 def _with_ends(frame: pd.DataFrame) -> list[str]:
@@ -283,6 +299,8 @@ def figure(fig: Any = None, data: pd.DataFrame | None = None) -> None:
     from lsai_lab.report.tooltips import tooltips
 
     fig = plt.gcf() if fig is None else getattr(fig, "figure", fig)
+    if not hasattr(fig, "savefig"):
+        raise UserError(f"lab.figure shows a figure of matplotlib, not {fig!r:.80}")
     svg, png = io.StringIO(), io.BytesIO()
     letter(fig)
     fig.canvas.draw()

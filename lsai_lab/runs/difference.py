@@ -15,6 +15,7 @@ from lsai_lab.runs.older import config_in_todays_words
 from lsai_lab.runs.records import Run
 from lsai_lab.runs.result_names import OF_A_TEXT
 from lsai_lab.runs.schema import BOTH, DERIVED
+from lsai_lab.runs.so_far import so_far
 
 # The results that people compare, and what they are called.
 RESULTS = {
@@ -138,11 +139,12 @@ class Difference:
 
     @property
     def _two_losses(self) -> str:
-        """That losses of the two do not compare, as those of two functions; empty if they do."""
+        """That training losses of the two do not compare, as those of two functions; empty if they
+        do. Validation is cross entropy, whatever a run trained with."""
         one, other = (loss_function(facts.get("config.loss")) for facts in (self.one, self.other))
         if one == other or not any(key.endswith(OF_A_TEXT) for key in self.results):
             return ""
-        return f"losses do not compare: {one} and {other} are two functions"
+        return f"training losses do not compare: {one} and {other} are two functions"
 
     @property
     def _two_peaks(self) -> str:
@@ -175,9 +177,9 @@ class Difference:
         speeds of two machines, and what is no number."""
         there = all(type(value) in (int, float) for value in (first, second))
         of_text, timed = name.endswith(OF_A_TEXT), f"results.{name}" in _TIMED
-        apart = (of_text and (self._two_texts or self._two_losses)) or (
-            timed and self._two_machines
-        )
+        trained = of_text and not name.startswith("validation_")
+        apart = (of_text and self._two_texts) or (trained and self._two_losses)
+        apart = apart or (timed and self._two_machines)
         if not there or apart or (name == "mfu" and self._two_peaks):
             return None, None
         if name.endswith("_loss"):
@@ -220,7 +222,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "config": _settings(run),
         "env": run.env,
         "code": summary.code,
-        "results": summary.results,
+        "results": summary.results | so_far(run),
     }
     return {
         "run": str(summary.id),

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from lsai_core.base.errors import UserError, hint
@@ -99,9 +100,18 @@ def opened(folder: Path, machine: str | None = None) -> Run:
     return run
 
 
+def _since(folder: Path) -> float:
+    """When a run was started, which looking at it does not change; of one that was not, when it was
+    planned."""
+    started = opened(folder).summary.started if has_begun(folder) else ""
+    with contextlib.suppress(TypeError, ValueError):
+        return datetime.fromisoformat(started).timestamp()
+    return (folder / "run.json").stat().st_mtime
+
+
 def _newest(text: str, folders: list[Path]) -> Path:
-    """The newest of these runs, after a line that says so."""
-    newest = max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime_ns)
+    """The run of these that was started, or else planned, last, after a line that says so."""
+    newest = max(folders, key=_since)
     tell_once(f"{len(folders)} runs are called {text!r}; this is the newest, {newest.name}")
     return newest
 

@@ -150,3 +150,8 @@ def require_known(names: Iterable[str], columns: Iterable[str]) -> None:
         if name not in there and not is_result(name):
             known = [*there, *(one for one in NAMES if "<" not in one)]
             raise UserError(no_column(name, known))
+
+
+def is_quality(metric: str) -> bool:
+    """Whether a column is a loss or perplexity, which depends on the text and the seed."""
+    return metric == "loss" or metric.endswith(OF_A_TEXT)

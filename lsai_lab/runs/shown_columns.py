@@ -138,7 +138,8 @@ def fitted(
     frame: pd.DataFrame, texts: pd.DataFrame, is_too_wide: Callable[[pd.DataFrame], bool]
 ) -> tuple[pd.DataFrame, str, list[str]]:
     """The `texts` of a frame without columns for which a terminal has no room: first those that
-    have one value in all rows, which a line says, then what is needed least, by name."""
+    have one value in all rows, which a line says, then what is needed least, by name; never a
+    figure with its range, which was asked for."""
     said = ""
     if len(frame) > 1 and is_too_wide(texts):
         equal = [name for name in texts if _is_same(frame[name])][: len(texts.columns) - 1]
@@ -146,7 +147,8 @@ def fitted(
         texts = texts.drop(columns=equal)
         said = f"All rows: {', '.join(told)}" if told else ""
     gone: list[str] = []
-    for name in (name for name in _LESS if name in texts):
+    asked = [name for name in texts if {f"{name}{end}" for end in ENDS} <= {*frame}]
+    for name in (name for name in _LESS if name in texts and name not in asked):
         if is_too_wide(texts):
             texts, gone = texts.drop(columns=name), [*gone, name]
     return texts, said, gone
