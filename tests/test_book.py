@@ -33,8 +33,9 @@ from lsai_lab.report.runpages import write_run_pages
 from lsai_lab.report.show import figure, table
 from lsai_lab.report.to_markdown import to_markdown
 from lsai_lab.report.tooltips import tooltips
+from lsai_lab.runs.pages import page_name
 from lsai_lab.runs.plain import plain
-from lsai_lab.runs.records import find_runs, page_name, recorded_runs
+from lsai_lab.runs.records import find_runs, recorded_runs
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")

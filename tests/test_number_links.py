@@ -18,7 +18,7 @@ from conftest import CHECKOUT, Project
 import lsai_lab as lab
 from lsai_lab.claims.declared import load_claims
 from lsai_lab.report.numbers import Number, collected
-from lsai_lab.runs.records import page_name
+from lsai_lab.runs.pages import page_name
 
 # Numbers that two runs come to, by the result that they compare.
 COMPARED = {

@@ -56,7 +56,6 @@ def will_fit(
         own = trainer_memory_of(trainer, asked).model_dump() | dict(trainer_memory or {})
         return predict_as(asked, TrainerMemory.model_validate(own))
 
-    remarks = not_there(config, gpus) if trainer is None else []
     kernels = [expected_kernel(config, gpu, packages, trainer) for gpu in gpus]
     by_kernel = {kernel: needed(config, kernel) for kernel in dict.fromkeys(kernels)}
     found = by_kernel[kernels[0]]
@@ -92,7 +91,7 @@ def will_fit(
         "attention": attention,
         "otherwise": otherwise,
         "gpus": rows,
-        "remarks": remarks,
+        "remarks": not_there(config, gpus) if trainer is None else [],
     }
 
 

@@ -139,23 +139,7 @@ def lines(
         if len(last := rows.dropna(subset=[x, y]).tail(1)):
             ends.append((str(name), last[x].item(), float(last[y].item()), line.get_color()))
     axes.set(**dict(zip(("xlabel", "ylabel"), axis or (x, y), strict=True)))
-    if "x" in log:
-        axes.set_xscale("log", base=2)
-        places = sorted(frame[x].unique())
-        step = -(-len(places) // 5) if len(axes.figure.axes) > 1 else max(1, len(places) // 7)
-        axes.set_xticks(places[::step])
-        axes.xaxis.set_major_formatter(lambda value, _: thousands(value))
-        axes.minorticks_off()
-    if "y" in log:
-        axes.set_yscale("log")
-        if frame[y].max() < 100 * frame[y].min():  # few decades: 1, 2, 5, 10 as plain numbers
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(lambda value, _: thousands(value))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-    elif not is_quality(y):  # losses lie far from 0, and near each other
-        low, high = min(0, frame[y].min()), axes.get_ylim()[1]
-        room = 0.03 * (frame[y].max() - low)  # for whole markers
-        axes.set_ylim(low, max(high, frame[y].max() + room))
+    _scale(axes, frame[x], frame[y], log)
     if not legend:
         name_ends(axes, ends)
     elif not axes.figure.legends:  # of several panels there is one
@@ -296,6 +280,27 @@ def name_ends(axes: Axes, ends: Sequence[tuple[str, float, float, Any]]) -> None
 def thousands(value: float) -> str:
     """512, 4K, 128K: tokens, by 1,024."""
     return f"{value / 1024:g}K" if value >= 1024 else f"{value:g}"
+
+
+def _scale(axes: Axes, at: pd.Series, values: pd.Series, log: str) -> None:
+    """The scales of lines over `at`."""
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+        places = sorted(at.unique())
+        step = -(-len(places) // 5) if len(axes.figure.axes) > 1 else max(1, len(places) // 7)
+        axes.set_xticks(places[::step])
+        axes.xaxis.set_major_formatter(lambda value, _: thousands(value))
+        axes.minorticks_off()
+    if "y" in log:
+        axes.set_yscale("log")
+        if values.max() < 100 * values.min():  # few decades: 1, 2, 5, 10 as plain numbers
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(lambda value, _: thousands(value))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    elif not is_quality(str(values.name)):  # losses lie far from 0, and near each other
+        low, high = min(0, values.min()), axes.get_ylim()[1]
+        room = 0.03 * (values.max() - low)  # for whole markers
+        axes.set_ylim(low, max(high, values.max() + room))
 
 
 def _axes(ax: Axes | None, height: float) -> Axes:

@@ -19,7 +19,7 @@ import pandas as pd
 from lsai_core.base.errors import hint
 from lsai_lab.report.load import folder_of
 from lsai_lab.report.values import Format, shown
-from lsai_lab.runs.records import page_names
+from lsai_lab.runs.pages import page_names
 
 COLLECT = "from lsai_lab.report.numbers import collect\n\ncollect(globals())"
 _MIME = "application/vnd.lsai.numbers+json"

@@ -21,7 +21,8 @@ from lsai_lab.report.explore.scripts import write_page_files
 from lsai_lab.report.step import SNAPSHOT, TRACE, pictures
 from lsai_lab.report.unchanged import code_files, files_state, is_as
 from lsai_lab.report.values import shown
-from lsai_lab.runs.records import Run, page_name
+from lsai_lab.runs.pages import page_name
+from lsai_lab.runs.records import Run
 from lsai_lab.runs.study import labels
 
 _RESULT = {

@@ -30,8 +30,8 @@ from lsai_lab.report.pictures import below_each_other
 from lsai_lab.report.values import Format, aligned, cell, digits, shown
 from lsai_lab.runs.frames import first_columns, with_ends
 from lsai_lab.runs.no_rows import why_empty
+from lsai_lab.runs.pages import page_name
 from lsai_lab.runs.plain import as_csv, in_markdown, unmarked
-from lsai_lab.runs.records import page_name
 from lsai_lab.runs.result_names import is_timed
 from lsai_lab.runs.shown_columns import ENDS, chosen_columns, is_judged, is_summary
 

@@ -25,7 +25,7 @@ from lsai_lab.report.hidden_names import HiddenNames
 from lsai_lab.report.html_tables import tables
 from lsai_lab.report.numbers import Number, bound, collected, page_of
 from lsai_lab.report.pictures import readable_png, safe_svg
-from lsai_lab.runs.records import page_name
+from lsai_lab.runs.pages import page_name
 
 _ANSI = re.compile(
     r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|(?m:^.*\r(?=.))"

@@ -24,7 +24,7 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 
 from lsai_lab.report.values import shown
-from lsai_lab.runs.records import page_names
+from lsai_lab.runs.pages import page_names
 
 _KEYS = ("run", "variant", "kind", "part", "study")  # of records, not for readers
 MOST = 300  # boxes of a figure; if there are more points, evenly spread ones

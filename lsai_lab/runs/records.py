@@ -230,16 +230,16 @@ def read_run(folder: Path, machine: str | None = None) -> Run:
 
 def damaged_run(folder: Path, reason: str, machine: str = "unknown") -> Run:
     """What a record that cannot be read is shown as; nothing more is read of it."""
-    name, _, key = _as_name(folder.name).rpartition("-")
-    run_id = RunId(_as_name(folder.parent.name), name, key=key)
+    name, _, key = as_name(folder.name).rpartition("-")
+    run_id = RunId(as_name(folder.parent.name), name, key=key)
     return Run(
         folder,
-        _as_name(machine),
+        as_name(machine),
         Summary(run_id, "unknown", "damaged", one_line(reason), "", 0.0, "", {}),
     )
 
 
-def _as_name(text: str) -> str:
+def as_name(text: str) -> str:
     """A folder's name, if it is a name; else something like it that no run has."""
     if _NAME.fullmatch(text):
         return text
@@ -285,21 +285,6 @@ def names_in(plan: Mapping[str, Any]) -> list[str]:
 def name_in(plan: Mapping[str, Any]) -> str | None:
     """The names that a person gave a run as one text; None without one."""
     return ", ".join(names_in(plan)) or None
-
-
-def page_name(folder: str | Path) -> str:
-    """A run's page below `runs/`, without its ending: `<study>/<run>`, of a committed one
-    `<machine>/<study>/<run>`."""
-    found = re.search(r"(?:(?<=/recorded/)[^/]+/)?[^/]+/[^/]+$", Path(folder).as_posix())
-    return "/".join(map(_as_name, found[0].split("/"))) if found else ""
-
-
-def page_names(run: Any) -> str:
-    """What a number or a mark leads to: a run's page, of a pair of folders `(before, after)` both,
-    `before,after`; empty if none is meant."""
-    folders = run if isinstance(run, tuple) else (run,)
-    pages = [page_name(folder) for folder in folders if isinstance(folder, (str, Path))]
-    return ",".join(dict.fromkeys(pages))
 
 
 def find_runs(root: Path, machine: str | None = None, study: str = "*") -> list[Run]:
