@@ -1095,7 +1095,7 @@ def test_only_what_changed_is_executed_again(new_project: Callable[..., Project]
     build = project.root / "reports" / "_build"
     assert executed() == ["65-yours", "index"]
     html = (project.root / "out" / "65-yours.html").read_text()
-    assert "1234" in html and f"runs/box/memory/{folder.name}.html" in html
+    assert "1,234" in html and f"runs/box/memory/{folder.name}.html" in html
     assert (project.root / "out" / "runs" / "box" / "memory" / f"{folder.name}.html").exists()
     assert executed() == []
     notebook = nbformat.read(project.root / "notebooks" / "00-summary.ipynb", as_version=4)
