@@ -42,8 +42,7 @@ TOGETHER = {
     "techniques --model lab --gpu h100 --json": r"[Nn]o such option: --json",
     "longest --config a.toml --gpu h100": r"[Nn]o such option: --config",
     "predict --model lab --profile cpu": r"--profile belongs to a study",
-    "predict --model lab --gpus 4 --set parallel.fsdp=8": r"parallel.fsdp=8 and an option that "
-    r"sets it to 4",
+    "predict --model lab --gpus 4 --set parallel.fsdp=8": r"--gpus 4: parallel.fsdp 8 makes 8 GPUs",
     "predict --model lab --gpus 100000000000": r"parallel.fsdp: Input should be less than or equal "
     r"to",
     "predict --model lab-tiny --gpus 131072 --gpu h100": r"131,072 shards cannot be predicted, at "

@@ -99,7 +99,7 @@ def test_every_kind_and_every_chapter_has_its_notebook() -> None:
             "optim.lr: Input should be a valid number, got 'fast'",
         ),
         ({"overrides": 3}, "parameters: overrides: Input should be a valid dictionary, got 3"),
-        ({"variant": 3}, "parameters: variant: Input should be a valid string, got 3"),
+        ({"variant": 3}, "lab.open_run takes a text as 'variant', not 3"),
         (
             {"study": "speed", "variant": "fused_loss", "part": "attention"},
             "does not measure fused_loss; it measures",

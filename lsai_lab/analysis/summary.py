@@ -185,7 +185,7 @@ def relative(rows: pd.DataFrame, metric: str, baseline: str | None) -> pd.Series
         raise UserError(
             f"no row is the variant {baseline!r}{hint(baseline, rows['variant'].unique())}"
         )
-    if not pd.api.types.is_numeric_dtype(rows[metric]):
+    if len(rows) and not pd.api.types.is_numeric_dtype(rows[metric]):
         raise UserError(f"{metric} is no number, so it has no ratio")
     say_disturbed(rows, metric)
     same = ["machine", *(name for name in _APART if name in rows)]

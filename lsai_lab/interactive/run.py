@@ -365,8 +365,7 @@ class Run(Shown):
 
     def __repr__(self) -> str:
         record, changed = self._record, overrides_in(self.command)
-        name = f" {self.name!r}" if self.name else ""
-        about = f"{address(record)}{name} ({self._called})"
+        which = address(record) + (f" {self.name!r}" if self.name else "")
         told = (
             changed and f"overrides {changed}",
             value(self.state),
@@ -374,10 +373,11 @@ class Run(Shown):
             (why := record.summary.results.get("disturbed")) and f"disturbed: {why}",
             str(self.folder),
         )
-        lines = [about, *filter(None, told)]
-        short = (", ".join(lines), ", ".join(lines[:-1]) if not changed else "")
-        if line := next((line for line in short if 0 < len(line) < WIDTH), ""):
-            return line
+        lines = [f"{which} ({self._called})", *filter(None, told)]
+        short = [lines] if changed else [lines, lines[:-1], [which, *lines[1:-1]]]
+        for each in map(", ".join, short):
+            if len(each) < WIDTH:
+                return each
         return wrapped("\n  ".join(lines), "    ")
 
     def _repr_markdown_(self) -> str:
