@@ -3,6 +3,7 @@ make mistakes."""
 
 from __future__ import annotations
 
+import copy
 import io
 import time
 import traceback
@@ -15,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from conftest import Project
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsai_core import simulated_gpu
+from lsai_core.base.errors import UserError
 
 GIB = 2**30
 
@@ -183,6 +186,65 @@ def test_a_program_gets_to_know_where_its_tensors_are() -> None:
             assert model(there).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        lambda module: module.to("cpu"),
+        lambda module: module.to(torch.device("cpu")),
+        lambda module: module.to(device="cpu", dtype=torch.bfloat16),
+        lambda module: copy.deepcopy(module).to("cpu"),
+        lambda module: module.cpu(),
+        lambda module: AveragedModel(module, device=torch.device("cpu")).module,
+    ],
+)
+def test_a_module_that_is_moved_to_the_host(moved: Callable[[nn.Module], Any]) -> None:
+    with simulated_gpu("h100"):
+        found = moved(nn.Linear(8, 8).cuda())
+        assert not found.weight.is_cuda
+        assert found.to("cuda").weight.is_cuda
+
+
+def test_a_module_that_is_made_on_a_device() -> None:
+    with simulated_gpu("h100"):
+        with torch.device("cpu"):
+            here = nn.Linear(8, 8)
+        with torch.device("cuda"):
+            there = nn.Linear(8, 8)
+        assert not here.weight.is_cuda and there.weight.is_cuda
+        here(torch.randn(2, 8, device="cpu"))
+        with pytest.raises(RuntimeError, match="at least two devices"):
+            here(torch.randn(2, 8, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda: torch.zeros(4, device="cuda:1"),
+        lambda: nn.Linear(8, 8).to("cuda:3"),
+        lambda: nn.Linear(8, 8).cuda(2),
+    ],
+)
+def test_a_second_gpu_is_refused(second: Callable[[], Any]) -> None:
+    with pytest.raises(UserError, match="has one GPU, and this program names cuda:0 and cuda:"):
+        with simulated_gpu("h100"):
+            torch.zeros(4, device="cuda")
+            nn.Linear(8, 8, device=torch.device("cuda", 0))
+            second()
+    with simulated_gpu("h100") as gpu:
+        second()  # as one of several processes names its own
+    assert gpu.fits
+
+
+def test_an_optimizer_of_another_model_is_told() -> None:
+    with simulated_gpu("h100") as gpu:
+        model, other = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.AdamW(other.parameters())
+        for _ in range(3):
+            model(torch.randn(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+    assert "none of its parameters has a gradient" in gpu.remark
+
+
 def of_bf16(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
 
@@ -211,6 +273,7 @@ def whole(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         (lambda x: nn.Linear(8, 8, device="cuda")(whole(4, 8)), "aten::addmm"),
         (lambda x: whole(4, 8) @ whole(8, 4), "aten::mm"),
         (lambda x: torch.softmax(whole(4), 0), "aten::_softmax"),
+        (lambda x: x.to(torch.float8_e4m3fn) @ x.mT.to(torch.float8_e4m3fn), "aten::mm"),
     ],
 )
 def test_dtypes_that_pytorch_refuses_on_a_gpu(

@@ -1,4 +1,4 @@
-"""Streams, events, CUDA graphs, marks and profilers, as a program on a simulated GPU finds them.
+"""Streams, events, CUDA graphs, statistics, marks and profilers, as a program on a simulated GPU finds them.
 
 No time passes there, so events and marks do nothing. A side stream has memory of its own, as the
 allocator has pools for each (`tracker.py` asks `torch.cpu.current_stream`).
@@ -99,6 +99,24 @@ def quiet_calls() -> list[tuple[Any, str, Any]]:
         (profiler.profile, "__init__", _of_the_host(profiler.profile.__init__)),
         (profiler, "emit_nvtx", lambda *_, **__: contextlib.nullcontext()),
     ]
+
+
+def statistics_of(memory: SimpleNamespace) -> dict[str, Any]:
+    """`torch.cuda.memory_stats`, nested. What is not simulated is zero."""
+    bytes_of = {"allocated_bytes": memory.live, "active_bytes": memory.live}
+    bytes_of |= {"requested_bytes": memory.live, "reserved_bytes": memory.reserved}
+    peaks = dict.fromkeys(bytes_of, memory.peak) | {"reserved_bytes": memory.reserved}
+    counts = ("allocation", "active", "segment", "inactive_split", "inactive_split_bytes")
+    nothing = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+    found: dict[str, Any] = {
+        name: {pool: dict(nothing) for pool in ("all", "large_pool", "small_pool")}
+        for name in (*bytes_of, *counts)
+    }
+    for name, current in bytes_of.items():
+        found[name]["all"] |= {"current": current(), "peak": peaks[name]()}
+    for name in ("oversize_allocations", "oversize_segments"):
+        found[name] = dict(nothing)
+    return found | {"num_ooms": 0, "num_alloc_retries": 0}
 
 
 def _of_the_host(begin: Callable[..., None]) -> Callable[..., None]:

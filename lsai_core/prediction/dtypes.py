@@ -45,7 +45,8 @@ def refuse_dtypes(name: str, arguments: Sequence[Any]) -> None:
             raise RuntimeError(_said(f"expected tensors of the same dtype, but got {listed}", name))
     if name in _OF_FLOATS:
         dtype = next(value.dtype for value in arguments if isinstance(value, Tensor))
-        if not (dtype.is_floating_point or dtype.is_complex):
+        is_wide = dtype.is_floating_point and dtype.itemsize > 1  # no fp8
+        if not (is_wide or dtype.is_complex):
             raise RuntimeError(_said(f"not implemented for {_short(dtype)}", name))
     elif name in _NORMS:
         at = _NORMS[name]

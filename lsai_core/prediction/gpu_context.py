@@ -76,6 +76,7 @@ class SimulatedGpu(Shown):
             self._tracker = StepTracker(has_fp8=capability_of(gpu) >= (8, 9))
         self._seen: set[int] = set()
         self.updates = 0
+        self._in_vain = False  # whether an update found no gradient
         self._values = NoValues()
         self._unsaid = 0.0  # GiB before the first forward pass of which no device was said
         self._cut = ""
@@ -163,6 +164,8 @@ class SimulatedGpu(Shown):
 
     def _update_begins(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
         self._tracker.updating = True
+        gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+        self._in_vain |= all(gradient is None for gradient in gradients)
         if type(optimizer).__name__ in _ONE_BY_ONE:
             return
         for group in optimizer.param_groups:  # fake tensors are not of the types that it asks for
@@ -264,6 +267,8 @@ class SimulatedGpu(Shown):
         if self.updates == 0:
             missing.append("states of the optimizer")
             return f"no optimizer step was seen: {' and '.join(missing)} do not count"
+        if self._in_vain:
+            return "an optimizer stepped, but none of its parameters has a gradient"
         if self.updates == 1:
             return (
                 "one optimizer step was seen: only a second one runs beside the first one's states"

@@ -27,7 +27,12 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
-from lsai_core.prediction.cuda_calls import Stream, call_answers, quiet_calls
+from lsai_core.prediction.cuda_calls import (
+    Stream,
+    call_answers,
+    quiet_calls,
+    statistics_of,
+)
 from lsai_core.prediction.no_values import READS, NoValues
 from lsai_core.profiling.gpus import Gpu
 
@@ -46,12 +51,14 @@ class OnGpu(TorchFunctionMode):
     def __init__(self, tracker: Places, values: NoValues) -> None:
         super().__init__()
         self._tracker, self._values = tracker, values
+        self._named: set[int] = set()  # GPUs, by number
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = sys._getframe(1)
         given = kwargs or {}
         kwargs = {name: _here(value) for name, value in given.items()}
         kwargs.pop("pin_memory", None)
+        self._name(given.get("device"))
         if func is torch.Tensor.pin_memory:
             return args[0]
         if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
@@ -75,6 +82,17 @@ class OnGpu(TorchFunctionMode):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
+    def _name(self, device: Any) -> None:
+        """A program names a device. UserError for a second GPU: there is one, by any number, as one
+        of several processes may have it."""
+        if isinstance(device, int) or _is_cuda(device):
+            number = torch.device("cuda", device) if isinstance(device, int) else device
+            index = torch.device(number).index
+            self._named |= set() if index is None else {index}
+            if len(self._named) > 1:
+                names = " and ".join(f"cuda:{each}" for each in sorted(self._named))
+                raise UserError(f"simulated_gpu has one GPU, and this program names {names}")
+
     def _moved(
         self,
         func: Any,
@@ -86,6 +104,8 @@ class OnGpu(TorchFunctionMode):
         """The result of `Tensor.to` and its kind, called in `frame`; a copy where it goes to the
         other memory."""
         devices = [value for value in (*args[1:2], given.get("device")) if _is_device(value)]
+        for device in (*devices, *(args[1:2] if func is torch.Tensor.cuda else ())):
+            self._name(device)
         to_host = func is torch.Tensor.cpu or any(_is_cpu(device, frame) for device in devices)
         to_gpu = func is torch.Tensor.cuda or (devices and not to_host)
         source = args[0]
@@ -171,7 +191,7 @@ def presented(
         (torch._subclasses.fake_tensor.log, "disabled", True),  # it repeats what is raised
         (torch, "save", values.save),
         (torch, "load", values.load(torch.load)),
-        (torch.cuda.memory, "memory_stats_as_nested_dict", lambda *_, **__: _statistics(memory)),
+        (torch.cuda.memory, "memory_stats_as_nested_dict", lambda *_, **__: statistics_of(memory)),
         (DataLoader, "_get_iterator", _in_this_process),
         (torch, "is_autocast_enabled", _of_cpu(torch.is_autocast_enabled)),
         (torch, "get_autocast_dtype", _of_cpu(torch.get_autocast_dtype)),
@@ -239,24 +259,6 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
     }
 
 
-def _statistics(memory: SimpleNamespace) -> dict[str, Any]:
-    """`torch.cuda.memory_stats`, nested. What is not simulated is zero."""
-    bytes_of = {"allocated_bytes": memory.live, "active_bytes": memory.live}
-    bytes_of |= {"requested_bytes": memory.live, "reserved_bytes": memory.reserved}
-    peaks = dict.fromkeys(bytes_of, memory.peak) | {"reserved_bytes": memory.reserved}
-    counts = ("allocation", "active", "segment", "inactive_split", "inactive_split_bytes")
-    nothing = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
-    found: dict[str, Any] = {
-        name: {pool: dict(nothing) for pool in ("all", "large_pool", "small_pool")}
-        for name in (*bytes_of, *counts)
-    }
-    for name, current in bytes_of.items():
-        found[name]["all"] |= {"current": current(), "peak": peaks[name]()}
-    for name in ("oversize_allocations", "oversize_segments"):
-        found[name] = dict(nothing)
-    return found | {"num_ooms": 0, "num_alloc_retries": 0}
-
-
 def _in_this_process(loader: DataLoader[Any]) -> _SingleProcessDataLoaderIter:
     """A data loader's iterator. Workers could not send fake tensors, and take no GPU memory."""
     alone = copy.copy(loader)
@@ -312,7 +314,10 @@ def _device_for(frame: FrameType, tensor: Tensor, places: Places) -> torch.devic
 
 
 def _works_with_torch(frame: FrameType) -> bool:
-    """Whether a frame is PyTorch's or this package's, and of no program."""
+    """Whether a frame is PyTorch's or this package's, and of no program. What a module is moved to,
+    and `with torch.device`, a program says."""
+    if frame.f_globals.get("__name__") in ("torch.nn.modules.module", "torch.utils._device"):
+        return False
     return _package_of(frame) in ("torch", "lsai_core")
 
 
