@@ -1,5 +1,4 @@
-"""Streams, events, CUDA graphs, statistics, marks and profilers, as programs on a simulated GPU find
-them.
+"""Streams, events, CUDA graphs, meters and profilers, as programs on a simulated GPU find them.
 
 No time passes there, so events and marks do nothing. A side stream has memory of its own, as the
 allocator has pools for each (`tracker.py` asks `torch.cpu.current_stream`).
