@@ -125,7 +125,10 @@ found = [lab.find_run(name).id.key for name in ("memory.window_256", "exp")]
 print(json.dumps([found, done.id.key, said.getvalue(), repr(ended), ended._repr_html_()]))
 """
     found, key, line, text, table = said(folder, source)
-    assert found == [key, key] and line == f"'exp' is already window_256-{key}, ok\n"
+    assert (
+        found == [key, key]
+        and line == f"'exp' is already window_256-{key}, ok; the run that starts last is meant\n"
+    )
     assert text.startswith("result") and len(text) < 500 and "<table>" in table
     done = subprocess.run(
         [sys.executable, "-c", "import lsai_lab as lab; lab.load('memory'); lab.load('memory')"],
