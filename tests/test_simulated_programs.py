@@ -235,6 +235,16 @@ def test_a_second_gpu_is_refused(second: Callable[[], Any]) -> None:
     assert gpu.fits
 
 
+def test_a_training_on_the_host_is_told() -> None:
+    with simulated_gpu("h100") as gpu:
+        model = nn.Linear(8, 8).to("cpu")
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.randn(2, 8, device="cpu")).sum().backward()
+            optimizer.step()
+    assert "updated weights that lie on the host" in gpu.remark
+
+
 def test_an_optimizer_of_another_model_is_told() -> None:
     with simulated_gpu("h100") as gpu:
         model, other = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()

@@ -77,6 +77,7 @@ class SimulatedGpu(Shown):
         self._seen: set[int] = set()
         self.updates = 0
         self._in_vain = False  # whether an update found no gradient
+        self._on_host = False  # whether an update was of weights on the host
         self._values = NoValues()
         self._unsaid = 0.0  # GiB before the first forward pass of which no device was said
         self._cut = ""
@@ -164,8 +165,9 @@ class SimulatedGpu(Shown):
 
     def _update_begins(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
         self._tracker.updating = True
-        gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
-        self._in_vain |= all(gradient is None for gradient in gradients)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._in_vain |= all(weight.grad is None for weight in weights)
+        self._on_host |= all(map(self._tracker.lies_on_host, weights))
         if type(optimizer).__name__ in _ONE_BY_ONE:
             return
         for group in optimizer.param_groups:  # fake tensors are not of the types that it asks for
@@ -267,6 +269,8 @@ class SimulatedGpu(Shown):
         if self.updates == 0:
             missing.append("states of the optimizer")
             return f"no optimizer step was seen: {' and '.join(missing)} do not count"
+        if self._on_host:
+            return "an optimizer updated weights that lie on the host: the model is not on the GPU"
         if self._in_vain:
             return "an optimizer stepped, but none of its parameters has a gradient"
         if self.updates == 1:
