@@ -19,16 +19,17 @@ from torch.cuda import nvtx
 from lsai_core.base.errors import UserError
 
 _METERS = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
-_SILENT = (
+SILENT = (
+    *("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init"),
     *("set_per_process_memory_fraction", "ipc_collect", "_sleep", "reset_max_memory_allocated"),
-    *("reset_max_memory_cached", "reset_accumulated_memory_stats"),
+    *("reset_max_memory_cached", "reset_accumulated_memory_stats", "set_rng_state"),
 )
 
 
 def _none(*_arguments: Any, **_options: Any) -> None: ...
 
 
-class _Nothing(contextlib.nullcontext[None]):
+class _OneDevice(contextlib.nullcontext[None]):
     """A context that changes nothing, whatever it is given: there is one GPU."""
 
     def __init__(self, *_arguments: Any) -> None:
@@ -73,13 +74,12 @@ def call_answers(main: Stream) -> dict[str, Callable[..., Any]]:
         "CUDAGraph": _Graph,
         "graph": _Graph,
         "make_graphed_callables": _Graph,
-        "device": _Nothing,
-        "device_of": _Nothing,
+        "device": _OneDevice,
+        "device_of": _OneDevice,
         "cudart": lambda: SimpleNamespace(cudaProfilerStart=_none, cudaProfilerStop=_none),
         "initial_seed": lambda: 0,
         "get_allocator_backend": lambda: "native",
         **{name: lambda *_, **__: 0 for name in _METERS},
-        **{name: lambda *_, **__: None for name in _SILENT},
     }
 
 

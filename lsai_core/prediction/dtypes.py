@@ -34,9 +34,11 @@ _OF_FLOATS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_softmax", "aten::_
 _CLASSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 
 
-def refuse_dtypes(name: str, arguments: Sequence[Any]) -> None:
+def refuse_dtypes(name: str, arguments: Sequence[Any], has_fp8: bool = True) -> None:
     """RuntimeError, as PyTorch's, for tensors that operator `name` (`aten::mm`) does not take
-    together."""
+    together, or not on a GPU that does not multiply in fp8."""
+    if name == "aten::_scaled_mm" and not has_fp8:
+        raise RuntimeError(_said("is only supported with compute capability >= 9.0 or 8.9", name))
     if name in _EQUAL:
         found = [arguments[at] for at in _EQUAL[name] if at < len(arguments)]
         dtypes = [value.dtype for value in found if isinstance(value, Tensor)]

@@ -135,7 +135,7 @@ def not_there(config: TrainConfig, gpus: Iterable[Gpu]) -> list[str]:
             "kernels, with more memory and time than predicted"
         )
     known = [gpu for gpu in asked if gpu.capability or gpu.is_amd]
-    without = [gpu.name for gpu in known if gpu.is_amd or not gpu.fp8]
+    without = [gpu.name for gpu in known if not gpu.runs_our_fp8]
     if config.fp8.recipe != "none" and without:
         said = f"fp8.recipe {config.fp8.recipe} does not run on {', '.join(without)}"
         if len(asked) == 1:

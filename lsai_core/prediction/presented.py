@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from lsai_core.base.attributes import attributes_as
 from lsai_core.base.errors import UserError
 from lsai_core.prediction.cuda_calls import (
+    SILENT,
     Stream,
     call_answers,
     quiet_calls,
@@ -175,9 +176,9 @@ def presented(
     what they want to read or save, `places` knows what is not on the GPU."""
     from torch.nn.attention import flex_attention
 
+    answers = _answers(gpu, memory) | call_answers(main)
     changed = [
-        *((torch.cuda, name, value) for name, value in _answers(gpu, memory).items()),
-        *((torch.cuda, name, value) for name, value in call_answers(main).items()),
+        *((torch.cuda, name, value) for name, value in answers.items()),
         *quiet_calls(),
         *_accelerator(_answers(gpu, memory)),  # others, for Dynamo knows a function by one name
         (torch.amp.autocast_mode.autocast, "__init__", _autocast()),
@@ -229,7 +230,6 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
     def nothing() -> Callable[..., None]:  # one for each, for Dynamo tells them apart
         return lambda *_arguments, **_options: None
 
-    silent = ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "init")
     capability = capability_of(gpu)
     about = SimpleNamespace(
         name=gpu.driver_name,
@@ -239,9 +239,8 @@ def _answers(gpu: Gpu, memory: SimpleNamespace) -> dict[str, Callable[..., Any]]
         multi_processor_count=132,
     )
     return {
-        **{name: nothing() for name in silent},
+        **{name: nothing() for name in SILENT},
         "get_rng_state": lambda *_: torch.get_rng_state(),
-        "set_rng_state": nothing(),
         "reset_peak_memory_stats": lambda *_: memory.reset(),
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,

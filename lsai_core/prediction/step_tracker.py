@@ -66,7 +66,7 @@ class StepTracker(PurposeTracker):
 
     def __init__(self, has_fp8: bool = True) -> None:
         super().__init__(on_gpu=True)
-        self.has_fp8 = has_fp8
+        self._has_fp8 = has_fp8
         self.moments = Moments()
         self._place: Place | None = None
         self._sent: set[int] = set()  # storages that a program put on the GPU in words
@@ -132,12 +132,7 @@ class StepTracker(PurposeTracker):
             func = torch.ops.aten.add_.Tensor  # as in the base class, which this method calls
         name = func.name().partition(".")[0]
         self._operator = name.partition("::")[2]
-        refuse_dtypes(name, args)
-        if name == "aten::_scaled_mm" and not self.has_fp8:
-            raise RuntimeError(
-                "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 "
-                "or 8.9 (in simulated_gpu)"
-            )
+        refuse_dtypes(name, args, self._has_fp8)
         before = self._place
         self._place = before or self._place_of(func, args, kwargs)
         try:

@@ -75,6 +75,11 @@ class Gpu:
         return self.driver_name.startswith("AMD ")
 
     @property
+    def runs_our_fp8(self) -> bool:
+        """Whether this package multiplies in fp8 there."""
+        return self.fp8 and not self.is_amd
+
+    @property
     def on(self) -> Literal["gpu", "cpu"]:
         """Where a step on it is predicted."""
         return "cpu" if self.is_cpu else "gpu"

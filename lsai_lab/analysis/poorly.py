@@ -3,11 +3,11 @@ texts."""
 
 import pandas as pd
 
+from lsai_lab.project.files import some_of
 from lsai_lab.runs.find import say
 from lsai_lab.runs.result_names import is_quality, is_timed
 
 TEXTS = "texts"  # in a frame's attributes: by `run`, of what text its losses are
-_MOST = 5  # names in a line
 
 
 def say_disturbed(rows: pd.DataFrame, metric: str) -> None:
@@ -22,9 +22,8 @@ def say_disturbed(rows: pd.DataFrame, metric: str) -> None:
     who = next((name for name in ("variant", "label") if name in rows), None)
     names = list(dict.fromkeys(rows[only & rows[metric].notna()][who].map(str))) if who else []
     if names:
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         which = "all repeats" if "n" in rows else "runs"
-        said = f"{which} of {', '.join(names[:_MOST])}{more} were disturbed"
+        said = f"{which} of {some_of(names)} were disturbed"
         say(f"{metric} compares poorly: {said}")
 
 

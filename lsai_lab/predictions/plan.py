@@ -195,7 +195,7 @@ def make_plan(
     sizes, sequences = batches(asked, tokens, fixed)
     search = Search(room, sizes, sequences, packages, on_next)
     chunk = asked.loss_chunk or loss_chunk(asked, room.usable_gib)
-    fp8 = room.gpu.fp8 and not room.gpu.is_amd
+    fp8 = room.gpu.runs_our_fp8
     here = chains(asked, fixed, allowed, CHECKPOINTS, fp8, chunk)
     if not here:
         raise UserError("no setting is possible with what is set; leave some of it to the plan")

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from lsai_core.config.strict import deep_merge, flatten, nested
 # The environment variable that a notebook has which is executed as a page, with nobody before it:
 # the folder from which its links are seen.
 PAGE_FOLDER = "LSAI_PAGE_FOLDER"
+MOST_TOLD = 5  # words in a line
 _UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -256,6 +257,12 @@ def reading_root() -> Path:
         if os.environ.get("LSAI_ROOT") or not packaged.is_dir():
             raise
         return packaged
+
+
+def some_of(words: Sequence[str], between: str = ", ") -> str:
+    """Words in a line; of many the first ones, and how many there are more."""
+    more = f" and {len(words) - MOST_TOLD} more" if len(words) > MOST_TOLD else ""
+    return f"{between.join(words[:MOST_TOLD])}{more}"
 
 
 def listed(given: str | Iterable[str]) -> list[str]:

@@ -7,9 +7,9 @@ import pandas as pd
 
 from lsai_core.config.affects import names_that_affect
 from lsai_core.config.train import TrainConfig
+from lsai_lab.project.files import MOST_TOLD, some_of
 from lsai_lab.runs.find import say
 
-MOST_TOLD = 5  # settings in a line
 _SETTINGS = {
     *names_that_affect(TrainConfig, "result"),
     *names_that_affect(TrainConfig, "speed"),
@@ -27,9 +27,7 @@ def say_what_differs(frame: pd.DataFrame, x: str, y: str, series: str) -> None:
     found = (str(name).removeprefix("config.") for name in names if several[name] > 1)
     differ = list(dict.fromkeys(found))
     if differ:
-        more = f" and {len(differ) - MOST_TOLD} more" if len(differ) > MOST_TOLD else ""
-        told = f"{', '.join(differ[:MOST_TOLD])}{more}"
-        say(f"a line joins runs that differ in more than {x}: {told}")
+        say(f"a line joins runs that differ in more than {x}: {some_of(differ)}")
 
 
 def has_one_at_each(frame: pd.DataFrame, x: str, y: str, series: str) -> bool:
@@ -49,8 +47,7 @@ def has_one_at_each(frame: pd.DataFrame, x: str, y: str, series: str) -> bool:
         there = sorted({*column.dropna()}, key=str)
         few = len(there) <= MOST_TOLD and "key" not in shared
         words.append(f"{name} {', '.join(map(str, there))}" if few else str(name))
-    more = f" and {len(words) - MOST_TOLD} more" if len(words) > MOST_TOLD else ""
-    told = f": {'; '.join(words[:MOST_TOLD])}{more}" if words else ""
+    told = f": {some_of(words, '; ')}" if words else ""
     say(f"points are not joined, for a series has several at one {x}{told}")
     return False
 
