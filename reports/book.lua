@@ -4,9 +4,17 @@
 
 local is_html = FORMAT:match("html") ~= nil
 
+local function in_order(facts, ...)  -- attributes of these names; the names of a table have another order in each run
+  local kept = pandoc.List()
+  for _, name in ipairs({ ... }) do
+    if facts[name] then kept:insert({ name, facts[name] }) end
+  end
+  return kept
+end
+
 local function safe(element)  -- no attribute is an event's script
   local given = element.attributes
-  if given then element.attributes = { alt = given.alt, ["fig-alt"] = given["fig-alt"] } end
+  if given then element.attributes = in_order(given, "alt", "fig-alt") end
   return element
 end
 
@@ -58,9 +66,11 @@ local function image(element)
     over = over .. tip:format(x, y, w, h, href, title)
   end
   local panels = drawing:match('<desc data%-panels="([%d.,;|]*)"')
-  local facts = { class = "marked", ["data-panels"] = panels, style = width and "--points: " .. width }
-  if width and width > 360 and not panels then facts.class = "marked wide" end  -- than a phone
-  return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, facts)
+  local facts = { ["data-panels"] = panels, style = width and "--points: " .. width }
+  local classes = { "marked" }
+  if width and width > 360 and not panels then classes[2] = "wide" end  -- than a phone
+  local about = pandoc.Attr("", classes, in_order(facts, "data-panels", "style"))
+  return pandoc.Span({ element, pandoc.RawInline("html", over .. "</span>") }, about)
 end
 
 -- An explorable: its picture, for which its script puts controls.
